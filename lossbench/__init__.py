@@ -1,0 +1,28 @@
+"""lossbench: side-by-side evidence on GRPO loss modes.
+
+The names below load on first use, so that importing the package (and `lossbench --help`) costs nothing heavy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lossbench.loss.modes import parse_mode
+    from lossbench.loss.verl import agg_loss
+    from lossbench.store.read import load
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "agg_loss", "load", "parse_mode"]
+
+_LAZY = {
+    "agg_loss": "lossbench.loss.verl",
+    "load": "lossbench.store.read",
+    "parse_mode": "lossbench.loss.modes",
+}
+
+
+def __getattr__(name: str):
+    """Import a public name from its module the first time it is asked for."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'lossbench' has no attribute {name!r}")

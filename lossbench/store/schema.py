@@ -1,0 +1,122 @@
+"""The one place that says which columns lossbench's parquet files have, in which type and unit.
+
+`schema_for` turns a table below into a `pyarrow.Schema`; writers cast to it and readers rely on it, so a column that was
+null for a whole run is still a column of numbers. A null means "there is no such thing here", never zero.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name, arrow type, and what it holds (with unit)."""
+
+    name: str
+    type: pa.DataType
+    doc: str
+
+
+_CATEGORY = pa.dictionary(pa.int32(), pa.string())
+
+
+def _category(name: str, doc: str) -> Column:
+    return Column(name, _CATEGORY, doc)
+
+
+def _integer(name: str, doc: str) -> Column:
+    return Column(name, pa.int64(), doc)
+
+
+def _real(name: str, doc: str) -> Column:
+    return Column(name, pa.float64(), doc)
+
+
+def _flag(name: str, doc: str) -> Column:
+    return Column(name, pa.bool_(), doc)
+
+
+_RUN = [
+    _category("run_id", "the run's folder name"),
+    _category("mode", "preset name where the triple has one, else the full triple"),
+    _category("loss_type", "surrogate: per-token loss"),
+    _category("agg_mode", "aggregation: row weights (verl's names)"),
+    _category("scale_rewards", "advantage scale: group, batch or none (TRL's names)"),
+    _integer("seed", "seed of the run; equal seeds are paired across modes"),
+]
+
+_COMPLETION = [
+    _integer("prompt_id", "number of the prompt in its task"),
+    _integer("group", "number of the group (one prompt drawn once) within its generation"),
+    _integer("sample", "number of the completion within its group"),
+    _integer("length_tokens", "tokens of the completion, EOS included"),
+    _flag("terminated", "an EOS was produced, whatever the length"),
+    _real("reward", "reward given to the trainer"),
+    _flag("correct", "the verifier's word on the answer, whatever the ending"),
+]
+
+_TEXT = [
+    _category("prompt", "prompt text (null where text is not kept)"),
+    Column("completion", pa.string(), "completion text (null where text is not kept)"),
+]
+
+TABLES: dict[str, list[Column]] = {
+    "steps": [
+        *_RUN,
+        _integer("step", "optimizer step, from 1"),
+        _integer("generation", "sampling round that began with this step, from 1; null where none began"),
+        _real("reward_mean", "mean reward of the rows sampled for this step"),
+        _real("length_mean", "mean length of those rows, tokens"),
+        _real("length_correct", "mean length of the correct ones, tokens"),
+        _real("length_incorrect", "mean length of the incorrect ones, tokens"),
+        _real("length_terminated", "mean length of those that ended with an EOS, tokens"),
+        _real("truncated_frac", "share of rows cut at the cap"),
+        _real("zero_std_frac", "share of groups whose rewards are all equal"),
+        _real("loss", "the trained scalar: a different quantity in each mode, never compared"),
+        _real("grad_norm", "gradient norm before clipping"),
+        _real("entropy", "mean entropy of the policy per token, nats"),
+        _real("clip_frac", "share of tokens on which the clip (or cap) is active"),
+        _real("kl", "mean KL to the reference policy per token, nats; null at beta 0"),
+        _real("lr", "learning rate of the step"),
+        _real("weight_sum", "sum of the row weights of the step: the effective normaliser"),
+        _integer("tokens", "completion tokens used by the step"),
+        _real("wall_s", "wall-clock seconds of the step, sampling included"),
+    ],
+    "rollouts": [
+        *_RUN,
+        _integer("generation", "sampling round, from 1"),
+        _integer("step", "first optimizer step that used the row, from 1"),
+        *_COMPLETION,
+        _real("advantage", "advantage given to every token of the row"),
+        _real("token_weight", "weight of each of the row's token losses in that step"),
+        *_TEXT,
+    ],
+    "evals": [
+        *_RUN,
+        _integer("step", "optimizer steps made before this evaluation (0: the initial policy)"),
+        *_COMPLETION,
+        *_TEXT,
+    ],
+    "probe": [
+        _category("policy", "the frozen policy probed"),
+        _integer("step", "training step of that policy, 0 for an untrained one"),
+        _integer("pair", "number of the pair of rollout batches"),
+        _integer("half", "which batch of the pair the row belongs to: 0 or 1"),
+        *_COMPLETION,
+        _category("direction", "incorrect, correct, all, or random-k"),
+        _category("metric", "plain or adam"),
+        _real("projection", "directional derivative of the completion's log-probability"),
+    ],
+}
+
+WALL_CLOCK_COLUMNS = ("wall_s",)
+"""Columns that may differ between two runs of one plan on one machine."""
+
+
+def schema_for(table: str) -> pa.Schema:
+    """The arrow schema of `table`, with the schema version in its metadata."""
+    fields = [pa.field(column.name, column.type) for column in TABLES[table]]
+    return pa.schema(fields, metadata={"schema_version": str(SCHEMA_VERSION), "lossbench_table": table})
