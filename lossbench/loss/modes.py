@@ -1,0 +1,144 @@
+"""Modes: a surrogate, an aggregation and an advantage scale; their names, presets and the one parser."""
+
+from dataclasses import dataclass
+
+from lossbench.errors import unknown
+from lossbench.loss.advantages import SCALES
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
+from lossbench.loss.surrogates import SURROGATES, Surrogate
+
+# preset -> (loss_type, agg_mode, scale_rewards): the names of TRL and ms-swift, dr_grpo meaning the whole of Dr. GRPO
+PRESETS: dict[str, tuple[str, str, str]] = {
+    "grpo": ("grpo", "seq-mean-token-mean", "group"),
+    "bnpo": ("grpo", "micro-token-mean", "group"),
+    "dapo": ("grpo", "token-mean", "group"),
+    "dr_grpo": ("grpo", "seq-mean-token-sum-norm", "none"),
+    "cispo": ("cispo", "token-mean", "group"),
+    "sapo": ("sapo", "seq-mean-token-mean", "group"),
+    "gspo": ("gspo", "seq-mean-token-mean", "group"),
+    "luspo": ("gspo", "seq-mean-token-sum", "group"),
+    "vespo": ("vespo", "token-mean", "group"),
+}
+_PRESET_OF = {triple: name for name, triple in PRESETS.items()}
+_FORMS = "a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode. `name` is the stored one: the preset's where the triple has one, else the full triple."""
+
+    name: str
+    loss_type: str
+    agg_mode: str
+    scale_rewards: str
+
+    @property
+    def triple(self) -> str:
+        """The full spelling, `loss_type@agg_mode/scale_rewards`."""
+        return f"{self.loss_type}@{self.agg_mode}/{self.scale_rewards}"
+
+    @property
+    def aggregation(self) -> BoundAggregation:
+        """The aggregation that gives the row weights."""
+        return parse_aggregation(self.agg_mode)
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The surrogate that gives the token losses."""
+        return SURROGATES[self.loss_type]
+
+
+def make_mode(loss_type: str, agg_mode: str, scale_rewards: str = "group") -> Mode:
+    """The mode of a triple, under its stored name. Raises ValueError naming the unknown part and what is valid."""
+    if loss_type not in SURROGATES:
+        if loss_type in PRESETS:
+            surrogate, aggregation, scale = PRESETS[loss_type]
+            raise ValueError(
+                f"loss_type '{loss_type}' is a preset, not a surrogate: write '{surrogate}@{aggregation}/{scale}';"
+                f" valid: {', '.join(SURROGATES)}"
+            )
+        raise ValueError(unknown("loss_type", loss_type, SURROGATES))
+    if scale_rewards not in SCALES:
+        raise ValueError(unknown("scale_rewards", scale_rewards, SCALES))
+    agg_mode = parse_aggregation(agg_mode).name
+    triple = (loss_type, agg_mode, scale_rewards)
+    return Mode(_PRESET_OF.get(triple, f"{loss_type}@{agg_mode}/{scale_rewards}"), *triple)
+
+
+def parse_mode(text: str) -> Mode:
+    """Read one mode: "dapo", "grpo@token-mean", "sapo@prompt-mean/none". Raises ValueError with the valid forms."""
+    text = text.strip()
+    loss_type, at, rest = text.partition("@")
+    if not at:
+        if text in PRESETS:
+            return make_mode(*PRESETS[text])
+        if text in SURROGATES:
+            raise ValueError(f"mode '{text}' has no preset: write '{text}@{next(iter(_defaults(text)))}'")
+        if text in AGGREGATIONS or text.partition(":")[0] in AGGREGATIONS:
+            raise ValueError(f"mode '{text}' is an agg_mode alone: write 'grpo@{text}'")
+        raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/scale_rewards]")
+    agg_mode, slash, scale = rest.partition("/")
+    if not loss_type or not agg_mode or (slash and not scale):
+        raise ValueError(f"mode '{text}' is incomplete; valid: {_FORMS}")
+    return make_mode(loss_type.strip(), agg_mode.strip(), scale.strip() if slash else "group")
+
+
+def _defaults(surrogate: str) -> list[str]:
+    """Aggregations that suit a surrogate without a preset: the sequence-level ones already are means over tokens."""
+    return ["seq-mean-token-mean"] if surrogate == "gmpo" else ["token-mean"]
+
+
+def parse_modes(text: str) -> list[Mode]:
+    """Read a comma list of modes. Raises ValueError for an empty list, an empty item, and a mode named twice."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise ValueError(f"modes '{text}' holds an empty item; valid: a comma list such as 'grpo,dr_grpo'")
+    return without_duplicates([parse_mode(item) for item in items], items)
+
+
+def without_duplicates(modes: list[Mode], spellings: list[str]) -> list[Mode]:
+    """The modes as given. Raises ValueError naming two spellings of one triple."""
+    seen: dict[str, str] = {}
+    for mode, spelling in zip(modes, spellings, strict=True):
+        if mode.name in seen:
+            raise ValueError(
+                f"modes '{seen[mode.name]}' and '{spelling}' are the same mode {mode.triple}; name it once"
+            )
+        seen[mode.name] = spelling
+    return modes
+
+
+def grid_modes(
+    loss_types: list[str] | None, agg_modes: list[str] | None = None, scale_rewards: list[str] | None = None
+) -> list[Mode]:
+    """The product of the axes, in the order given, loss type slowest.
+
+    Without `agg_modes` the loss types are presets, whose own scale is replaced where `scale_rewards` is given. With
+    `agg_modes` they are surrogates (default: grpo) and the scale defaults to "group". Raises ValueError for unknown
+    names, a preset where a surrogate is wanted, an empty axis and duplicates.
+    """
+    for name, axis in (("loss_types", loss_types), ("agg_modes", agg_modes), ("scale_rewards", scale_rewards)):
+        if axis is not None and not axis:
+            raise ValueError(f"{name} is empty; valid: at least one name")
+    if agg_modes is None:
+        if loss_types is None:
+            raise ValueError(f"neither loss_types nor agg_modes is given; valid loss_types: {', '.join(PRESETS)}")
+        presets = [parse_mode(name) for name in loss_types]
+        modes = [
+            make_mode(mode.loss_type, mode.agg_mode, scale)
+            for mode in presets
+            for scale in (scale_rewards or [mode.scale_rewards])
+        ]
+    else:
+        modes = [
+            make_mode(loss_type, agg_mode, scale)
+            for loss_type in (loss_types or ["grpo"])
+            for agg_mode in agg_modes
+            for scale in (scale_rewards or ["group"])
+        ]
+    return without_duplicates(modes, [mode.triple for mode in modes])
+
+
+def folder_name(mode_name: str) -> str:
+    """A mode's name as a folder name: "grpo@length-power:0.5/none" -> "grpo.length-power-0.5-none"."""
+    return mode_name.replace("@", ".").replace("/", "-").replace(":", "-")
