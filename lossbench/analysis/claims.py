@@ -1,0 +1,180 @@
+"""The claims that a sweep can test, as data; `judge` gives the verdicts.
+
+A claim is stated before the runs: the recipe names it by id, and `fingerprint` lets a report say whether the wording,
+metric, arms or margins were changed afterwards. Figures of "the paper" are those of Dr. GRPO (arXiv 2503.20783); where
+they stand in a plot only, they were read off it (± 5-10 %). This module imports nothing heavy.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from lossbench.errors import UsageError, unknown
+
+Kind = Literal["greater", "non-inferior", "ratio-equivalent", "dominates", "exact", "dose-response"]
+"""How a claim is tested, on one value per seed:
+
+- greater: the contrast is > 0. Contradicted if its 95 % interval lies below 0.
+- non-inferior: the contrast is > -margin. Contradicted if its 95 % interval lies below -margin.
+- ratio-equivalent: the 90 % interval of the ratio of the contrast's two arms lies inside 1/margin … margin (two one-sided
+  tests at 0.05). Contradicted if its 95 % interval lies outside.
+- dominates: the contrast is larger than every rival contrast in absolute value: contrast - rival > 0 and
+  contrast + rival > 0 for each (an intersection-union test: the largest p counts). Contradicted if one of these has its
+  95 % interval below 0.
+- exact: equalities of the weights, computed; any deviation contradicts.
+- dose-response: the probe's drift falls with α and is zero at α = 1.
+"""
+
+Contrast = Mapping[str, float]
+"""Arm name → coefficient; the contrast of one seed is the sum of coefficient × the metric of the arm's run."""
+
+ALPHA = 0.05
+"""Level of every claim; primary claims share it through Holm."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that runs can support or contradict, with all it takes to judge it.
+
+    `contrast`, `rivals` and `metric` are empty where no runs are needed. `exact` names checks of `weights.EXACT_CHECKS`
+    that must hold as well. `primary` claims form the Holm family. `margin` is in units of the metric, or a factor > 1 for
+    ratio-equivalent claims.
+    """
+
+    id: str
+    sentence: str
+    source: str
+    paper_figure: str
+    kind: Kind
+    metric: str | None = None
+    contrast: Contrast = field(default_factory=dict)
+    rivals: tuple[Contrast, ...] = ()
+    margin: float | None = None
+    exact: tuple[str, ...] = ()
+    primary: bool = False
+    note: str = ""
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms whose runs the claim needs, in the order in which it names them."""
+        names = dict.fromkeys(self.contrast)
+        for rival in self.rivals:
+            names.update(dict.fromkeys(rival))
+        return tuple(names)
+
+
+GRPO, DR_GRPO, TOKEN_MEAN = "grpo", "dr_grpo", "dapo"
+LENGTH_ONLY = "grpo@seq-mean-token-mean/none"
+STD_ONLY = "grpo@seq-mean-token-sum-norm/group"
+NULL_POLICY = "selfcheck-null"
+GRPO_NULL, DR_GRPO_NULL = f"{GRPO}[{NULL_POLICY}]", f"{DR_GRPO}[{NULL_POLICY}]"
+
+_LENGTH_TERM = {GRPO: 0.5, STD_ONLY: -0.5, LENGTH_ONLY: 0.5, DR_GRPO: -0.5}
+_STD_TERM = {GRPO: 0.5, STD_ONLY: 0.5, LENGTH_ONLY: -0.5, DR_GRPO: -0.5}
+
+_SURROGATES = {
+    "seq-mean-token-mean": ("grpo", "cispo@seq-mean-token-mean/group", "sapo"),
+    "token-mean": ("dapo", "cispo", "sapo@token-mean/group"),
+}
+_AGGREGATION_EFFECT = {arm: 1 / 3 for arm in _SURROGATES["seq-mean-token-mean"]} | {
+    arm: -1 / 3 for arm in _SURROGATES["token-mean"]
+}
+_SURROGATE_EFFECTS = tuple(
+    {arms[i]: 1.0, arms[j]: -1.0} for arms in _SURROGATES.values() for i, j in ((0, 1), (0, 2), (1, 2))
+)
+
+_PAPER = "Dr. GRPO, arXiv 2503.20783"
+
+_ALL = (
+    Claim(
+        "C1", "GRPO's completions end up longer than Dr. GRPO's.",
+        f"{_PAPER}, Fig. 5", "2.06× at iteration 150 (≈ 1090 against ≈ 525 tokens)",
+        "greater", "late_length_mean", {GRPO: 1, DR_GRPO: -1}, primary=True,
+        note="The drift of the mean is proportional to 1 - 2 × accuracy at fixed accuracy, so it can vanish or turn where "
+        "most answers are correct.",
+    ),
+    Claim(
+        "C2", "GRPO's incorrect completions end up longer than Dr. GRPO's.",
+        f"{_PAPER}, Fig. 5", "2.05× (≈ 1970 against ≈ 960 tokens)",
+        "greater", "late_length_incorrect", {GRPO: 1, DR_GRPO: -1}, primary=True,
+    ),
+    Claim(
+        "C3", "Correct completions of the two are about equally long (ratio within 1/1.2 … 1.2).",
+        f"{_PAPER}, Fig. 5", "1.03× (≈ 447 against ≈ 432 tokens)",
+        "ratio-equivalent", "late_length_correct", {GRPO: 1, DR_GRPO: -1}, margin=1.2,
+        note="The paper's theory predicts shorter correct completions under GRPO; its figure does not show them.",
+    ),
+    Claim(
+        "C4", "Dr. GRPO's late reward is not lower than GRPO's by 0.03 or more.",
+        f"{_PAPER}, Fig. 5", "training reward .60 (GRPO) against .62-.64",
+        "non-inferior", "late_reward", {DR_GRPO: 1, GRPO: -1}, margin=0.03, primary=True,
+    ),
+    Claim(
+        "C5", "Dr. GRPO earns more reward per generated token.",
+        f"{_PAPER}, Fig. 1", "about half the tokens at equal reward",
+        "greater", "token_efficiency", {DR_GRPO: 1, GRPO: -1}, primary=True,
+    ),
+    Claim(
+        "C6", "The length term, not the std term, drives the length of incorrect completions.",
+        f"{_PAPER}, Fig. 8", "the length term has the larger influence on length (no figure given)",
+        "dominates", "late_length_incorrect", _LENGTH_TERM, (_STD_TERM,), primary=True,
+        note="Main effects of the 2 × 2 design.",
+    ),
+    Claim(
+        "C7", "Token-mean over a large window ends like Dr. GRPO (incorrect length within a factor of 1.5), and with one "
+        "row per denominator it is GRPO.",
+        "TRL pull request 3138; Dr. GRPO Table 2 marks token-mean as biased", "none",
+        "ratio-equivalent", "late_length_incorrect", {TOKEN_MEAN: 1, DR_GRPO: -1}, margin=1.5,
+        exact=("token-mean of one row is seq-mean-token-mean", "micro-token-mean of one row each is seq-mean-token-mean"),
+    ),
+    Claim(
+        "C8", "The weight of a token falls as 1/length under seq-mean-token-mean, and does not depend on its row's length "
+        "under token-mean and the sum modes.",
+        f"{_PAPER}, Eq. 3", "elasticity -1 against 0",
+        "exact", exact=("weight elasticity of every aggregation",),
+    ),
+    Claim(
+        "C9", "On frozen rollouts, the drift of incorrect length falls with α of length-power:α and is zero at α = 1.",
+        "lossbench, from the length-bias algebra", "none",
+        "dose-response",
+    ),
+    Claim(
+        "C10", "Where completions carry no information on being wrong, GRPO's incorrect length ends within a factor of 1.5 "
+        "of Dr. GRPO's.",
+        "lossbench; explains reproductions that found nothing", "none",
+        "ratio-equivalent", "late_length_incorrect", {GRPO_NULL: 1, DR_GRPO_NULL: -1}, margin=1.5,
+        note="The null control: an effect here would mean that the others are not due to the length bias.",
+    ),
+    Claim(
+        "C11", "At equal aggregation, clip, cispo and sapo differ in incorrect length by less than seq-mean-token-mean and "
+        "token-mean do.",
+        "lossbench, from the on-policy identity of the surrogates' gradients", "none",
+        "dominates", "late_length_incorrect", _AGGREGATION_EFFECT, _SURROGATE_EFFECTS,
+    ),
+)  # fmt: skip
+
+CLAIMS: dict[str, Claim] = {claim.id: claim for claim in _ALL}
+"""Every claim by id."""
+
+if len(CLAIMS) != len(_ALL):
+    raise ValueError("two claims share an id")
+
+
+def select(ids: Iterable[str]) -> list[Claim]:
+    """The claims of `ids`, in that order; `UsageError` for an unknown id or one named twice."""
+    chosen: dict[str, Claim] = {}
+    for name in ids:
+        if name not in CLAIMS:
+            raise UsageError(unknown("claim", name, CLAIMS))
+        if name in chosen:
+            raise UsageError(f"claim '{name}' is named twice")
+        chosen[name] = CLAIMS[name]
+    return list(chosen.values())
+
+
+def fingerprint(ids: Iterable[str]) -> str:
+    """Twelve hex digits over everything that decides the claims `ids`, to be kept with the sweep's plan."""
+    text = json.dumps([asdict(claim) for claim in select(ids)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
