@@ -1,12 +1,12 @@
 """Aggregations: how much weight the token losses of one completion get, as one weight per row.
 
-A mode's loss is `sum_i w_i * sum_t m_it * l_it`. The weight of row i is a *row term*, which looks at the row (its length,
-its prompt group, its micro-batch), times one *scalar* of the window. A window is one optimizer step: all its
-micro-batches on all ranks. The scalar may be applied late, to gradients that were accumulated with the row term alone.
+A mode's loss is `sum_i w_i * sum_t m_it * l_it`. The weight of row i is a *row term*, which looks at the row (its
+length, its prompt group, its micro-batch), times one *scalar* of the window. A window is one optimizer step: all its
+micro-batches on all ranks. The scalar may be applied late, to gradients accumulated with the row term alone.
 
-Notation of the formulas: N rows, P prompts, M micro-batches x ranks, L_i live tokens of row i, T = sum of L_i, T_g live
-tokens of the row's prompt group in the window, T_m those of its micro-batch, H the constant horizon. Adding an aggregation
-means adding one entry to `AGGREGATIONS`.
+Notation of the formulas: N rows, P prompts, M micro-batches x ranks, L_i live tokens of row i, T = sum of L_i, T_g
+live tokens of the row's prompt group in the window, T_m those of its micro-batch, H the constant horizon. Adding an
+aggregation means adding one entry to `AGGREGATIONS`.
 """
 
 import math
@@ -35,7 +35,7 @@ class Totals:
     """Sums over one window (all micro-batches, all ranks): each is additive, so partial sums can be all-reduced.
 
     `rows` counts empty rows too. `prompts` is the number of prompt groups, i.e. the sum over rows of
-    1 / (rows of its group). `micro_batches` counts each rank's. `row_term_sum` adds the row terms (an empty row's is 0).
+    1 / (rows of its group). `micro_batches` counts each rank's. `row_term_sum` adds the row terms (0 for empty rows).
     """
 
     rows: float
@@ -131,8 +131,8 @@ for _entry in (
         formula="1/(N·H)",
         exponent=lambda alpha: 1.0,
         source="Dr. GRPO (arXiv:2503.20783): verl >= 0.7.1 seq-mean-token-sum-norm, TRL dr_grpo",
-        caveat="H is a configured constant; verl without loss_scale_factor takes the padded width instead, and verl <= 0.7.0"
-        " does not divide by N",
+        caveat="H is a configured constant; verl without loss_scale_factor takes the padded width instead, and"
+        " verl <= 0.7.0 does not divide by N",
     ),
     Aggregation(
         name="token-sum",
@@ -257,13 +257,13 @@ def _spelling(entry: Aggregation) -> str:
 
 
 def matched_scalar(totals: Totals) -> float:
-    """The scalar that makes the row weights of any aggregation add up to 1/horizon, as Dr. GRPO's do without empty rows."""
+    """The scalar that makes any aggregation's row weights add up to 1/horizon, as Dr. GRPO's do without empty rows."""
     _check_horizon(totals.horizon)
     return _inverse(totals.row_term_sum * totals.horizon)
 
 
 def tokens_of(lengths_N: Tensor, ids_N: Tensor) -> Tensor:
-    """(N,) float tensor: for each row, the live tokens of all rows that share its id (a prompt group, a micro-batch)."""
+    """(N,) floats: for each row, the live tokens of all rows that share its id (a prompt group, a micro-batch)."""
     lengths_N = lengths_N if lengths_N.is_floating_point() else lengths_N.double()
     _, inverse_N = torch.unique(ids_N, return_inverse=True)
     sums = lengths_N.new_zeros(int(inverse_N.max()) + 1 if len(inverse_N) else 0).index_add(0, inverse_N, lengths_N)
@@ -281,9 +281,9 @@ def window_weights(
 ) -> Tensor:
     """Weights w_i (N,) of all rows of one window, float64 for integer lengths, else in the lengths' dtype.
 
-    `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default: one
-    for all). `match_scale` makes the weights add up to 1/horizon. Raises ValueError for shapes that disagree, negative
-    lengths and a horizon not above 0.
+    `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
+    one for all). `match_scale` makes the weights add up to 1/horizon. Raises ValueError for shapes that disagree,
+    negative lengths and a horizon not above 0.
     """
     bound = parse_aggregation(aggregation) if isinstance(aggregation, str) else aggregation
     micro_ids_N = torch.zeros_like(group_ids_N) if micro_ids_N is None else micro_ids_N

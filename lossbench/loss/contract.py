@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def check_mask(mask_BT: Tensor) -> Tensor:
-    """The mask as bool (B, T). Raises ValueError for anything but zeros and ones; meant for the border, once per batch."""
+    """The mask as bool (B, T), to be called once per batch. Raises ValueError for anything but zeros and ones."""
     if mask_BT.dtype == torch.bool:
         return mask_BT
     live_BT = mask_BT != 0

@@ -73,7 +73,7 @@ def parse_mode(text: str) -> Mode:
         if text in PRESETS:
             return make_mode(*PRESETS[text])
         if text in SURROGATES:
-            raise ValueError(f"mode '{text}' has no preset: write '{text}@{next(iter(_defaults(text)))}'")
+            raise ValueError(f"mode '{text}' has no preset: write '{text}@seq-mean-token-mean'")
         if text in AGGREGATIONS or text.partition(":")[0] in AGGREGATIONS:
             raise ValueError(f"mode '{text}' is an agg_mode alone: write 'grpo@{text}'")
         raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/scale_rewards]")
@@ -81,11 +81,6 @@ def parse_mode(text: str) -> Mode:
     if not loss_type or not agg_mode or (slash and not scale):
         raise ValueError(f"mode '{text}' is incomplete; valid: {_FORMS}")
     return make_mode(loss_type.strip(), agg_mode.strip(), scale.strip() if slash else "group")
-
-
-def _defaults(surrogate: str) -> list[str]:
-    """Aggregations that suit a surrogate without a preset: the sequence-level ones already are means over tokens."""
-    return ["seq-mean-token-mean"] if surrogate == "gmpo" else ["token-mean"]
 
 
 def parse_modes(text: str) -> list[Mode]:

@@ -1,8 +1,8 @@
 """Surrogates: the loss of one token, before any aggregation.
 
-Each function takes log-probabilities (B, T) of the current and of the sampling policy, advantages (B,) or (B, T), the mask
-(B, T) and the parameters, and returns (B, T) losses to be minimised, float32 for half precision. Masked cells are replaced
-before any exponential, so whatever they hold reaches neither the value nor the gradient of a live cell.
+Each function takes log-probabilities (B, T) of the current and of the sampling policy, advantages (B,) or (B, T), the
+mask (B, T) and the parameters, and returns (B, T) losses to be minimised, float32 for half precision. Masked cells are
+replaced before any exponential, so whatever they hold reaches neither the value nor the gradient of a live cell.
 
 Notation: r = exp(logp - old_logp), A the advantage, sg() stops the gradient. Formulas follow the code of TRL 1.16 and
 ms-swift 4.6. Adding a surrogate means adding one entry to `SURROGATES`.
@@ -27,8 +27,8 @@ class SurrogateParams:
     """The constants of all surrogates; the defaults are TRL's, but for `cispo_cap` (TRL falls back to epsilon = 0.2).
 
     `epsilon_low`, `epsilon_high`: the clip range is [1 - low, 1 + high]. `delta`: upper bound of the unclipped ratio
-    (None: no bound). `cispo_cap`: the bound of cispo's ratio itself, TRL's `epsilon_high` for that loss; below 1 it scales
-    every on-policy gradient. `gmpo_epsilon`: half-width of gmpo's clip range in log space.
+    (None: no bound). `cispo_cap`: the bound of cispo's ratio itself, TRL's `epsilon_high` for that loss; below 1 it
+    scales every on-policy gradient. `gmpo_epsilon`: half-width of gmpo's clip range in log space.
     `importance_sampling_level`: `token`, `sequence` (one ratio per row, the exponential of its mean log-ratio) or
     `sequence_token` (that value, with a gradient per token). Raises ValueError for values outside their range.
     """
@@ -47,6 +47,7 @@ class SurrogateParams:
     importance_sampling_level: Level = "token"
 
     def __post_init__(self) -> None:
+        """Refuse values outside their range."""
         for name in (
             "cispo_cap",
             "sapo_tau_pos",
@@ -68,7 +69,7 @@ class SurrogateParams:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A batch made safe: masked cells hold 0, log-probabilities are at least float32, advantages are (B, 1) or (B, T)."""
+    """A batch made safe: masked cells hold 0, log-probabilities are float32 or wider, advantages (B, 1) or (B, T)."""
 
     logp_BT: Tensor
     log_ratio_BT: Tensor
@@ -89,8 +90,8 @@ class Tokens:
 class Surrogate:
     """One surrogate: `fn(logp_BT, old_logp_BT, advantages_B, mask_BT, params) -> loss_BT`, and what is known about it.
 
-    `loss_of` and `clipped_of` are the same mathematics on a batch made safe already; `clipped_of` marks where the clip or
-    cap takes part of the token's gradient away.
+    `loss_of` is the same mathematics on a batch made safe already; `clipped_of` marks where the clip or cap takes part
+    of the token's gradient away.
     """
 
     name: str
@@ -99,7 +100,6 @@ class Surrogate:
     formula: str
     source: str
     caveat: str = ""
-    clip_type: bool = False
 
     def fn(
         self, logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, params: SurrogateParams
@@ -220,7 +220,6 @@ for _entry in (
         formula="−min(min(r, δ)·A, clip(r, 1−ε_low, 1+ε_high)·A)",
         source="PPO clip as in GRPO (arXiv:2402.03300); two-sided δ from INTELLECT-2; TRL 1.16",
         caveat="inert while r = 1; papers print one ε for both sides; verl adds a dual clip at c = 3 for A < 0",
-        clip_type=True,
     ),
     Surrogate(
         name="cispo",
@@ -228,8 +227,7 @@ for _entry in (
         clipped_of=_cispo_active,
         formula="−sg(min(r, cap))·A·log π",
         source="CISPO (MiniMax-M1, arXiv:2506.13585); TRL 1.16, ms-swift 4.6",
-        caveat="cap is absolute (1 + ε_high in verl, slime, NeMo-RL); the value contains log π, so losses are not comparable",
-        clip_type=True,
+        caveat="cap is absolute (1 + ε_high in verl, slime, NeMo-RL); the value contains log π: losses do not compare",
     ),
     Surrogate(
         name="sapo",
@@ -246,7 +244,6 @@ for _entry in (
         formula="−min(s·A, clip(s, 1−ε_low, 1+ε_high)·A),  s = exp(mean_t log r)",
         source="GSPO (arXiv:2507.18071); TRL importance_sampling_level='sequence'",
         caveat="the paper's ε are near 3e-4; with a sum over tokens a row's term is repeated over its live tokens",
-        clip_type=True,
     ),
     Surrogate(
         name="vespo",
@@ -263,7 +260,6 @@ for _entry in (
         formula="−exp(mean_t clip₁(log r, ±ε))·A, clipped on the side of A only",
         source="GMPO (arXiv:2507.20673); TRL 1.16 experimental, verl geo_mean",
         caveat="TRL's gmpo is gmpo@seq-mean-token-mean; verl's takes a plain mean per micro-batch",
-        clip_type=True,
     ),
 ):
     register(_entry)
