@@ -18,8 +18,8 @@ Kind = Literal["greater", "non-inferior", "ratio-equivalent", "dominates", "exac
 
 - greater: the contrast is > 0. Contradicted if its 95 % interval lies below 0.
 - non-inferior: the contrast is > -margin. Contradicted if its 95 % interval lies below -margin.
-- ratio-equivalent: the 90 % interval of the ratio of the contrast's two arms lies inside 1/margin … margin (two one-sided
-  tests at 0.05). Contradicted if its 95 % interval lies outside.
+- ratio-equivalent: the 90 % interval of the ratio of the contrast's two arms lies inside 1/margin … margin (two
+  one-sided tests at 0.05). Contradicted if its 95 % interval lies outside.
 - dominates: the contrast is larger than every rival contrast in absolute value: contrast - rival > 0 and
   contrast + rival > 0 for each (an intersection-union test: the largest p counts). Contradicted if one of these has its
   95 % interval below 0.
@@ -39,8 +39,8 @@ class Claim:
     """One sentence that runs can support or contradict, with all it takes to judge it.
 
     `contrast`, `rivals` and `metric` are empty where no runs are needed. `exact` names checks of `weights.EXACT_CHECKS`
-    that must hold as well. `primary` claims form the Holm family. `margin` is in units of the metric, or a factor > 1 for
-    ratio-equivalent claims.
+    that must hold as well. `primary` claims form the Holm family. `margin` is in units of the metric, or a factor > 1
+    for ratio-equivalent claims.
     """
 
     id: str
@@ -78,8 +78,9 @@ _SURROGATES = {
     "seq-mean-token-mean": ("grpo", "cispo@seq-mean-token-mean/group", "sapo"),
     "token-mean": ("dapo", "cispo", "sapo@token-mean/group"),
 }
-_AGGREGATION_EFFECT = {arm: 1 / 3 for arm in _SURROGATES["seq-mean-token-mean"]} | {
-    arm: -1 / 3 for arm in _SURROGATES["token-mean"]
+_AGGREGATION_EFFECT = {
+    **dict.fromkeys(_SURROGATES["seq-mean-token-mean"], 1 / 3),
+    **dict.fromkeys(_SURROGATES["token-mean"], -1 / 3),
 }
 _SURROGATE_EFFECTS = tuple(
     {arms[i]: 1.0, arms[j]: -1.0} for arms in _SURROGATES.values() for i, j in ((0, 1), (0, 2), (1, 2))
@@ -92,8 +93,8 @@ _ALL = (
         "C1", "GRPO's completions end up longer than Dr. GRPO's.",
         f"{_PAPER}, Fig. 5", "2.06× at iteration 150 (≈ 1090 against ≈ 525 tokens)",
         "greater", "late_length_mean", {GRPO: 1, DR_GRPO: -1}, primary=True,
-        note="The drift of the mean is proportional to 1 - 2 × accuracy at fixed accuracy, so it can vanish or turn where "
-        "most answers are correct.",
+        note="At fixed accuracy the drift of the mean is proportional to 1 - 2 × accuracy, so it can vanish or turn "
+        "where most answers are correct.",
     ),
     Claim(
         "C2", "GRPO's incorrect completions end up longer than Dr. GRPO's.",
@@ -123,17 +124,17 @@ _ALL = (
         note="Main effects of the 2 × 2 design.",
     ),
     Claim(
-        "C7", "Token-mean over a large window ends like Dr. GRPO (incorrect length within a factor of 1.5), and with one "
-        "row per denominator it is GRPO.",
+        "C7", "Token-mean over a large window ends like Dr. GRPO (incorrect length within a factor of 1.5), and with "
+        "one row per denominator it is GRPO.",
         "TRL pull request 3138; Dr. GRPO Table 2 marks token-mean as biased", "none",
         "ratio-equivalent", "late_length_incorrect", {TOKEN_MEAN: 1, DR_GRPO: -1}, margin=1.5,
-        exact=("token-mean of one row is seq-mean-token-mean", "micro-token-mean of one row each is seq-mean-token-mean"),
+        exact=("token-mean-of-one-row", "micro-token-mean-of-one-row-each"),
     ),
     Claim(
-        "C8", "The weight of a token falls as 1/length under seq-mean-token-mean, and does not depend on its row's length "
-        "under token-mean and the sum modes.",
+        "C8", "The weight of a token falls as 1/length under seq-mean-token-mean, and does not depend on its row's "
+        "length under token-mean and the sum modes.",
         f"{_PAPER}, Eq. 3", "elasticity -1 against 0",
-        "exact", exact=("weight elasticity of every aggregation",),
+        "exact", exact=("weight-elasticity",),
     ),
     Claim(
         "C9", "On frozen rollouts, the drift of incorrect length falls with α of length-power:α and is zero at α = 1.",
@@ -141,15 +142,15 @@ _ALL = (
         "dose-response",
     ),
     Claim(
-        "C10", "Where completions carry no information on being wrong, GRPO's incorrect length ends within a factor of 1.5 "
-        "of Dr. GRPO's.",
+        "C10", "Where completions carry no information on being wrong, GRPO's incorrect length ends within a factor of "
+        "1.5 of Dr. GRPO's.",
         "lossbench; explains reproductions that found nothing", "none",
         "ratio-equivalent", "late_length_incorrect", {GRPO_NULL: 1, DR_GRPO_NULL: -1}, margin=1.5,
         note="The null control: an effect here would mean that the others are not due to the length bias.",
     ),
     Claim(
-        "C11", "At equal aggregation, clip, cispo and sapo differ in incorrect length by less than seq-mean-token-mean and "
-        "token-mean do.",
+        "C11", "At equal aggregation, clip, cispo and sapo differ in incorrect length by less than seq-mean-token-mean "
+        "and token-mean do.",
         "lossbench, from the on-policy identity of the surrogates' gradients", "none",
         "dominates", "late_length_incorrect", _AGGREGATION_EFFECT, _SURROGATE_EFFECTS,
     ),
