@@ -32,11 +32,11 @@ def agg_loss(
     not empty (seq modes), `loss_scale_factor` the padded width (seq-mean-token-sum-norm). `dp_size` multiplies, to undo
     the mean over data-parallel ranks.
 
-    `version="article"` (alias "v0.7.0") is verl 0.7.0: seq-mean-token-sum-norm has neither batch size nor `dp_size`, and
-    `dp_size` 2 without global counts doubles the local value. `version="latest"` is verl 0.9 and later: that mode divides
-    by the row count and multiplies by `dp_size`, token-sum exists, and `dp_size` > 1 without the global count it needs
-    is refused. In both, a count of 0 gives NaN, the seq modes turn NaN where a masked cell holds NaN or infinity,
-    seq-mean-token-mean adds 1e-8 to token counts, and a mask that is not float64 rounds that away.
+    `version="article"` (alias "v0.7.0") is verl 0.7.0: seq-mean-token-sum-norm has neither batch size nor `dp_size`,
+    and `dp_size` 2 without global counts doubles the local value. `version="latest"` is verl 0.9 and later: that mode
+    divides by the row count and multiplies by `dp_size`, token-sum exists, and `dp_size` > 1 without the global count
+    it needs is refused. In both, a count of 0 gives NaN, the seq modes turn NaN where a masked cell holds NaN or
+    infinity, seq-mean-token-mean adds 1e-8 to token counts, and a mask that is not float64 rounds that away.
 
     Raises ValueError for unknown names, shapes that disagree, a mask that is not 0/1 and divisors out of range.
     """
