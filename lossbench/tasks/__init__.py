@@ -1,0 +1,46 @@
+"""Tasks: prompts with a verifiable reward. A new one is a file with a factory, and a row in `TASKS`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lossbench.errors import UsageError, unknown
+from lossbench.tasks.arithmetic import make_arithmetic
+from lossbench.tasks.base import Prompt, Task, TaskEntry
+from lossbench.tasks.countdown import make_countdown
+from lossbench.tasks.dataset import make_dataset
+from lossbench.tasks.overlong import OverlongPenalty, WithOverlongPenalty
+from lossbench.tasks.params import read_params
+from lossbench.tasks.reasoning_gym import PREFIX, make_reasoning_gym
+from lossbench.tasks.selfcheck import make_selfcheck
+from lossbench.tasks.user_file import is_file_reference, task_from_file
+
+__all__ = ["TASKS", "Prompt", "Task", "TaskEntry", "make_task"]
+
+TASKS: dict[str, TaskEntry] = {
+    "selfcheck": TaskEntry(make_selfcheck, "one-digit sums, then any number of self-checks (the built-in experiment)"),
+    "arithmetic": TaskEntry(make_arithmetic, "sums as plain text, with worked examples, or as a chat question"),
+    "countdown": TaskEntry(make_countdown, "combine numbers with + - * / into a target"),
+    "dataset": TaskEntry(make_dataset, "prompts and answers of a jsonl, json, csv or parquet file, or of hub:name"),
+}
+
+_OVERLONG = {"overlong_max_tokens": 0, "overlong_cache_tokens": 0}
+
+
+def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
+    """The task `name`: a row of `TASKS`, `reasoning-gym:NAME`, or `file.py:Name`, with its parameters.
+
+    Every task also takes `overlong_max_tokens` and `overlong_cache_tokens` (DAPO's soft overlong penalty, off at 0).
+    Raises UsageError on an unknown name or parameter.
+    """
+    own = dict(params or {})
+    overlong = read_params(name, {key: own.pop(key) for key in _OVERLONG if key in own}, _OVERLONG)
+    if name in TASKS:
+        task = TASKS[name].factory(own)
+    elif name.startswith(PREFIX):
+        task = make_reasoning_gym(name.removeprefix(PREFIX), own)
+    elif is_file_reference(name):
+        task = task_from_file(name, own)
+    else:
+        raise UsageError(unknown("task", name, [*TASKS, f"{PREFIX}NAME", "file.py:Task"]))
+    max_tokens, cache_tokens = overlong.values()
+    return WithOverlongPenalty(task, OverlongPenalty(max_tokens, cache_tokens)) if max_tokens else task

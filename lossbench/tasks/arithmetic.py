@@ -1,0 +1,85 @@
+"""`arithmetic`: sums of a few numbers, as plain text, with worked examples, or as a chat question.
+
+The answer of a completion is the last number in it, so the completion may reason, chat or repeat itself as it likes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lossbench.errors import UsageError
+from lossbench.tasks.base import Prompt, correct_and_terminated
+from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.verifiers import Verifier, check_last_number
+
+FORMS = ("plain", "few-shot", "chat")
+_DEFAULTS = {"operands": 2, "digits": 1, "form": "chat", "shots": 3, "train_size": 1000, "eval_size": 100, "seed": 0}
+_ENUMERATED = 100_000  # spaces up to this size are listed and shuffled instead of drawn
+
+
+class Arithmetic:
+    """Sums of `operands` numbers of up to `digits` digits; training and evaluation prompts never overlap.
+
+    `train_size` and `eval_size` are upper bounds: a space of problems smaller than that gives a fifth of itself to
+    evaluation. `seed` fixes the choice and the order of the problems.
+    """
+
+    name = "arithmetic"
+    shortest_answer_tokens = 2  # one number token and the EOS
+
+    def __init__(
+        self, *, operands: int, digits: int, form: str, shots: int, train_size: int, eval_size: int, seed: int
+    ) -> None:
+        if operands < 2 or digits < 1 or digits > 15 or shots < 1 or train_size < 1 or eval_size < 1:
+            raise UsageError(
+                f"task 'arithmetic': operands={operands}, digits={digits}, shots={shots}, train_size={train_size}, "
+                f"eval_size={eval_size}; valid: operands >= 2, 1 <= digits <= 15, the others >= 1"
+            )
+        if form not in FORMS:
+            raise UsageError(f"task 'arithmetic': form '{form}'; valid: {', '.join(FORMS)}")
+        self.chat = form == "chat"
+        self._form = form
+        self.verifier = Verifier("last-number", check_last_number)
+        generator = np.random.default_rng(seed)
+        problems = _problems(operands, digits, train_size + eval_size + shots, generator)
+        self._examples = problems[:shots] if form == "few-shot" else []
+        problems = problems[len(self._examples) :]
+        evaluated = held_out(len(problems), train_size, eval_size)
+        self.eval_prompts = [self._prompt(i, numbers) for i, numbers in enumerate(problems[:evaluated])]
+        training = problems[evaluated : evaluated + train_size]
+        self.train_prompts = [self._prompt(i + evaluated, numbers) for i, numbers in enumerate(training)]
+
+    def _prompt(self, number: int, terms: tuple[int, ...]) -> Prompt:
+        total = " + ".join(map(str, terms))
+        if self._form == "chat":
+            text = f"What is {total}?"
+        else:
+            worked = [f"{' + '.join(map(str, example))} = {sum(example)}" for example in self._examples]
+            text = "\n".join([*worked, f"{total} ="])
+        return Prompt(number, text, str(sum(terms)))
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """Whether the last number of the completion is the sum."""
+        return self.verifier(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """1.0 for a right answer that ended before the cap, else 0.0."""
+        return correct_and_terminated(correct, terminated)
+
+
+def _problems(operands: int, digits: int, count: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
+    """Up to `count` different problems in random order."""
+    base = 10**digits
+    if base**operands <= _ENUMERATED:
+        codes = generator.permutation(base**operands)[:count]
+        return [tuple(int(code) // base**k % base for k in range(operands)) for code in codes]
+    drawn: dict[tuple[int, ...], None] = {}
+    while len(drawn) < min(count, _ENUMERATED):
+        drawn[tuple(int(term) for term in generator.integers(0, base, operands))] = None
+    return list(drawn)
+
+
+def make_arithmetic(params: Mapping[str, Any]) -> Arithmetic:
+    """The task from its parameters: operands, digits, form, shots, train_size, eval_size, seed."""
+    return Arithmetic(**read_params("arithmetic", params, _DEFAULTS))

@@ -1,0 +1,59 @@
+"""What a task is: prompts, and a verifiable reward for their completions.
+
+A new task is one file that defines a factory, and one row in `lossbench/tasks/__init__.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its number within the task, its text, and the answer that the verifier compares with."""
+
+    id: int
+    text: str
+    answer: str
+
+
+class Task(Protocol):
+    """Prompts with a verifier. `verify` judges the answer alone; `reward` may also look at how the completion ended."""
+
+    name: str
+
+    @property
+    def train_prompts(self) -> list[Prompt]:
+        """The prompts to train on, in a fixed order."""
+        ...
+
+    @property
+    def eval_prompts(self) -> list[Prompt]:
+        """The prompts to evaluate on, in a fixed order."""
+        ...
+
+    @property
+    def shortest_answer_tokens(self) -> int:
+        """Fewest tokens, EOS included, that a rewarded completion can have: a lower cap can teach nothing."""
+        ...
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """Whether `completion` gives `answer`, whatever its ending. Never raises on odd text."""
+        ...
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """Reward of a completion of `length_tokens` tokens, EOS included."""
+        ...
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A registry row: how to make the task from its parameters, and one line about it."""
+
+    factory: Callable[[Mapping[str, Any]], Task]
+    summary: str
+
+
+def correct_and_terminated(correct: bool, terminated: bool) -> float:
+    """The reward of the built-in tasks: 1.0 for a right answer that ended by itself, else 0.0."""
+    return 1.0 if correct and terminated else 0.0

@@ -1,0 +1,168 @@
+"""`countdown`: combine given numbers with + - * / so that they make a target, each number used exactly once.
+
+A completion's expression is taken from its `<answer></answer>`, else from its last line that holds one. It is parsed
+into a syntax tree and only whole numbers and the four operations are evaluated, exactly.
+"""
+
+import ast
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from lossbench.errors import UsageError
+from lossbench.tasks.base import Prompt, correct_and_terminated
+from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.verifiers import Verifier, marked_answer
+
+_DEFAULTS = {
+    "numbers": 3,
+    "largest": 20,
+    "largest_target": 100,
+    "chat": True,
+    "train_size": 1000,
+    "eval_size": 100,
+    "seed": 0,
+}
+_LONGEST_EXPRESSION = 200  # characters
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_SYMBOLS = str.maketrans({"\u00d7": "*", "\u00f7": "/", "\u2212": "-", "[": "(", "]": ")"})
+_EXPRESSION = re.compile(r"[\d\s()+*/-]*\d[\d\s()+*/-]*")
+
+
+def evaluate(expression: str) -> tuple[Fraction, Counter[int]] | None:
+    """Exact value of `expression` and the numbers it uses; None where it is not plain arithmetic on whole numbers.
+
+    >>> evaluate("(7 - 3) * 6")
+    (Fraction(24, 1), Counter({7: 1, 3: 1, 6: 1}))
+    """
+    text = expression.translate(_SYMBOLS).strip()
+    if len(text) > _LONGEST_EXPRESSION:
+        return None
+    used: Counter[int] = Counter()
+    try:
+        return _value(ast.parse(text, mode="eval").body, used), used
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr, used: Counter[int]) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used[node.value] += 1
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, used)
+    raise ValueError(f"not plain arithmetic: {type(node).__name__}")
+
+
+def _candidates(completion: str) -> list[str]:
+    """Texts that may be the completion's expression, the most likely first; a trailing `= result` is dropped."""
+    marked = marked_answer(completion)
+    lines = [marked] if marked is not None else completion.translate(_SYMBOLS).splitlines()[::-1]
+    return [match.group() for line in lines for match in _EXPRESSION.finditer(line.translate(_SYMBOLS).split("=")[0])]
+
+
+def check_countdown(completion: str, answer: str) -> bool:
+    """Whether the completion's expression makes the target from the numbers of `answer` ("target: n1 n2 ...")."""
+    target, numbers = answer.split(":")
+    wanted = Counter(int(number) for number in numbers.split())
+    for text in _candidates(completion):
+        evaluated = evaluate(text)
+        if evaluated is None or sum(evaluated[1].values()) < 2:
+            continue
+        value, used = evaluated
+        return value == int(target) and used == wanted
+    return False
+
+
+class Countdown:
+    """Problems with at least one solution, made by combining the numbers at random."""
+
+    name = "countdown"
+    shortest_answer_tokens = 4  # a number, a sign, a number, the EOS, in the coarsest vocabulary
+
+    def __init__(
+        self,
+        *,
+        numbers: int,
+        largest: int,
+        largest_target: int,
+        chat: bool,
+        train_size: int,
+        eval_size: int,
+        seed: int,
+    ) -> None:
+        if not 2 <= numbers <= 6 or largest < numbers or largest_target < 1 or train_size < 1 or eval_size < 1:
+            raise UsageError(
+                f"task 'countdown': numbers={numbers}, largest={largest}, largest_target={largest_target}, "
+                f"train_size={train_size}, eval_size={eval_size}; "
+                "valid: 2 <= numbers <= 6, largest >= numbers, the others >= 1"
+            )
+        self.chat = chat
+        self.verifier = Verifier("countdown", check_countdown)
+        self._solutions: dict[int, str] = {}
+        generator = np.random.default_rng(seed)
+        prompts = self._make(numbers, largest, largest_target, train_size + eval_size, generator)
+        evaluated = held_out(len(prompts), train_size, eval_size)
+        self.eval_prompts, self.train_prompts = prompts[:evaluated], prompts[evaluated : evaluated + train_size]
+
+    def _make(
+        self, numbers: int, largest: int, largest_target: int, count: int, generator: np.random.Generator
+    ) -> list[Prompt]:
+        prompts: dict[str, Prompt] = {}
+        for _ in range(200 * count):
+            if len(prompts) == count:
+                break
+            terms = [int(term) for term in generator.integers(1, largest + 1, numbers)]
+            expression, value = _combined(terms, generator)
+            answer = f"{value}: {' '.join(map(str, terms))}"
+            if value.denominator != 1 or not 1 <= value <= largest_target or answer in prompts:
+                continue
+            text = (
+                f"Using the numbers {', '.join(map(str, terms))} exactly once each and the operations + - * /, "
+                f"write an expression that equals {value}. Give it as <answer>expression</answer>."
+            )
+            number = len(prompts)
+            self._solutions[number] = expression
+            prompts[answer] = Prompt(number, text, answer)
+        if len(prompts) < 2:
+            raise UsageError("task 'countdown': fewer than two problems fit these settings; raise largest_target")
+        return list(prompts.values())
+
+    def right_completion(self, prompt: Prompt) -> str:
+        """A completion that solves `prompt`."""
+        return f"<answer>{self._solutions[prompt.id]}</answer>"
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """Whether the completion's expression makes the target from exactly the given numbers."""
+        return self.verifier(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """1.0 for a right answer that ended before the cap, else 0.0."""
+        return correct_and_terminated(correct, terminated)
+
+
+def _combined(terms: list[int], generator: np.random.Generator) -> tuple[str, Fraction]:
+    """`terms` joined from left to right by random operations: the expression and its value."""
+    expression, value = str(terms[0]), Fraction(terms[0])
+    for term in terms[1:]:
+        sign = "+-*/"[int(generator.integers(4))]
+        expression = f"({expression} {sign} {term})"
+        value = {"+": value + term, "-": value - term, "*": value * term, "/": value / term}[sign]
+    return expression, value
+
+
+def make_countdown(params: Mapping[str, Any]) -> Countdown:
+    """The task from its parameters: numbers, largest, largest_target, chat, train_size, eval_size, seed."""
+    return Countdown(**read_params("countdown", params, _DEFAULTS))

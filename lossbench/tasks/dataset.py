@@ -1,0 +1,189 @@
+"""`dataset`: prompts and answers from a file (JSONL, JSON, CSV, Parquet) or, only if asked, from the hub."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lossbench.errors import UsageError
+from lossbench.tasks.base import Prompt, correct_and_terminated
+from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.verifiers import make_verifier, verifier_kind
+
+HUB = "hub:"
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_USUAL_NAMES = {
+    "prompt": ("prompt", "question", "problem", "input"),
+    "answer": ("answer", "solution", "ground_truth", "target"),
+}
+_DEFAULTS = {
+    "dataset": None,
+    "verifier": "numeric",
+    "prompt_column": None,
+    "answer_column": None,
+    "split": "train",
+    "chat": True,
+    "suffix": "",
+    "train_size": 0,
+    "eval_size": 100,
+    "seed": 0,
+}
+
+Row = Mapping[str, Any]
+
+
+class DatasetTask:
+    """Rows of a data set in an order shuffled once by `seed`; the first `eval_size` (a fifth at most) evaluate.
+
+    `train_size` 0 takes all the rest. `suffix` is appended to every prompt, on a line of its own. `prompt_column` and
+    `answer_column` default to the usual names: prompt, question, problem or input; answer, solution, ground_truth or
+    target.
+    """
+
+    shortest_answer_tokens = 2  # one answer token and the EOS
+
+    def __init__(
+        self,
+        *,
+        dataset: str,
+        verifier: str,
+        prompt_column: str | None,
+        answer_column: str | None,
+        split: str,
+        chat: bool,
+        suffix: str,
+        train_size: int,
+        eval_size: int,
+        seed: int,
+    ) -> None:
+        self.name = f"dataset-{Path(dataset.removeprefix(HUB)).stem}"
+        self.chat = chat
+        gold_problem = verifier_kind(verifier).gold_problem
+        rows = read_rows(dataset, split)
+        columns = {"prompt": prompt_column, "answer": answer_column}
+        prompt_key, answer_key = (_column(dataset, rows[0][1], role, name) for role, name in columns.items())
+        prompts = []
+        for number, (place, row) in enumerate(rows):
+            text, answer = _text(row, prompt_key, place), _text(row, answer_key, place)
+            problem = gold_problem(answer)
+            if problem:
+                needed = f"verifier '{verifier}' cannot compare with it: mend or drop the row"
+                raise UsageError(f"{place}: answer {answer[:40]!r} {problem}; {needed}")
+            prompts.append(Prompt(number, f"{text}\n{suffix}" if suffix else text, answer))
+        self.verifier = make_verifier(verifier)
+        order = np.random.default_rng(seed).permutation(len(prompts))
+        evaluated = held_out(len(prompts), train_size or len(prompts), eval_size)
+        shuffled = [prompts[int(i)] for i in order]
+        self.eval_prompts = shuffled[:evaluated]
+        self.train_prompts = shuffled[evaluated : evaluated + train_size if train_size else None]
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The chosen verifier's word on the completion."""
+        return self.verifier(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """1.0 for a right answer that ended before the cap, else 0.0."""
+        return correct_and_terminated(correct, terminated)
+
+
+def _column(dataset: str, row: Row, role: str, asked: str | None) -> str:
+    if asked is not None and asked in row:
+        return asked
+    if asked is None:
+        for name in _USUAL_NAMES[role]:
+            if name in row:
+                return name
+    wanted = f"column '{asked}'" if asked else f"{role} column ({', '.join(_USUAL_NAMES[role])})"
+    raise UsageError(f"{dataset}: no {wanted}; it has {', '.join(row)}: name one with {role}_column")
+
+
+def _text(row: Row, key: str, place: str) -> str:
+    value = row.get(key)
+    if value is None or isinstance(value, (dict, list)):
+        raise UsageError(f"{place}: column '{key}' holds {type(value).__name__}; valid: text or a number in every row")
+    return str(value)
+
+
+def read_rows(dataset: str, split: str = "train") -> Sequence[tuple[str, Row]]:
+    """All rows with the place (file and row) of each.
+
+    Raises UsageError where the file is missing, empty, of an unknown kind, damaged, or has fewer than two rows.
+    """
+    if dataset.startswith(HUB):
+        rows = _hub_rows(dataset.removeprefix(HUB), split)
+    else:
+        path = Path(dataset)
+        if not path.is_file():
+            raise UsageError(f"data set {dataset}: no such file; a data set on the hub is written {HUB}name")
+        if path.suffix not in SUFFIXES:
+            raise UsageError(f"data set {dataset}: unknown kind '{path.suffix}'; valid: {', '.join(SUFFIXES)}")
+        if path.stat().st_size == 0:
+            raise UsageError(f"data set {dataset}: the file is empty")
+        rows = list(_file_rows(path))
+    if len(rows) < 2:
+        raise UsageError(f"data set {dataset}: {len(rows)} rows; it takes two, one to train and one to evaluate")
+    return rows
+
+
+def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise UsageError(f"{path}: not a readable parquet file ({error})") from None
+        yield from ((f"{path}, row {i}", row) for i, row in enumerate(table.to_pylist(), start=1))
+    elif path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as lines:
+            yield from ((f"{path}, row {i}", row) for i, row in enumerate(csv.DictReader(lines), start=1))
+    elif path.suffix == ".json":
+        rows = _parsed(path.read_text(encoding="utf-8"), str(path))
+        if not isinstance(rows, list):
+            raise UsageError(f"{path}: holds one {type(rows).__name__}; valid: a list of objects")
+        yield from ((f"{path}, row {i}", _object(row, f"{path}, row {i}")) for i, row in enumerate(rows, start=1))
+    else:
+        with path.open(encoding="utf-8") as lines:
+            for i, line in enumerate(lines, start=1):
+                if line.strip():
+                    place = f"{path}, line {i}"
+                    yield place, _object(_parsed(line, place), place)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+
+
+def _object(row: Any, place: str) -> Row:
+    if not isinstance(row, dict):
+        raise UsageError(f"{place}: holds {type(row).__name__}; valid: one JSON object per row")
+    return row
+
+
+def _hub_rows(reference: str, split: str) -> list[tuple[str, Row]]:
+    """Rows of `name`, `name@revision` or `name:config@revision` of the Hugging Face hub; downloads it if need be."""
+    from datasets import load_dataset
+
+    name, _, revision = reference.partition("@")
+    name, _, config = name.partition(":")
+    try:
+        data = load_dataset(name, config or None, split=split, revision=revision or None)
+    except (OSError, ValueError) as error:  # what `datasets` raises for: not found, no network, unknown split or config
+        reason = str(error).splitlines()[0][:200]
+        raise UsageError(f"data set {HUB}{reference}: cannot be had from the hub or the cache ({reason})") from None
+    return [(f"{HUB}{name}, row {i}", row) for i, row in enumerate(data, start=1) if isinstance(row, dict)]
+
+
+def make_dataset(params: Mapping[str, Any]) -> DatasetTask:
+    """The task from its parameters; `dataset` must be given. Raises UsageError naming file, row and remedy."""
+    values = read_params("dataset", params, _DEFAULTS)
+    if values["dataset"] is None:
+        raise UsageError("task 'dataset': which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
+    return DatasetTask(**values)

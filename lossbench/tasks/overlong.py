@@ -1,0 +1,83 @@
+"""DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), beside any task's own reward and any loss mode."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lossbench.errors import UsageError
+from lossbench.tasks.base import Prompt, Task
+
+NestedIds = Sequence[int] | Sequence["NestedIds"]
+
+
+def token_count(ids: NestedIds) -> int:
+    """Number of token ids in a completion, or in all turns of one: nested lists are summed, turns are not counted.
+
+    >>> token_count([[0, 1, 2], [3, 4, 5, 6]])
+    7
+    """
+    return sum(token_count(part) if isinstance(part, Sequence) else 1 for part in ids)
+
+
+@dataclass(frozen=True)
+class OverlongPenalty:
+    """0 up to `max_tokens - cache_tokens`, then falling in a straight line to -1 at `max_tokens`, -1 beyond.
+
+    With `cache_tokens` 0 there is no slope: 0 up to `max_tokens`, -1 beyond.
+    """
+
+    max_tokens: int
+    cache_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raise UsageError unless 0 <= cache_tokens <= max_tokens and max_tokens >= 1."""
+        if self.max_tokens < 1 or not 0 <= self.cache_tokens <= self.max_tokens:
+            raise UsageError(
+                f"overlong penalty: max_tokens={self.max_tokens}, cache_tokens={self.cache_tokens}; "
+                "valid: max_tokens >= 1 and 0 <= cache_tokens <= max_tokens"
+            )
+
+    def __call__(self, length_tokens: int) -> float:
+        """The penalty, in [-1, 0], of a completion of `length_tokens` tokens (EOS included)."""
+        free_tokens = self.max_tokens - self.cache_tokens
+        if length_tokens <= free_tokens:
+            return 0.0
+        if length_tokens > self.max_tokens:
+            return -1.0
+        return (free_tokens - length_tokens) / self.cache_tokens
+
+
+class WithOverlongPenalty:
+    """A task whose reward has the penalty added; everything else is the task's own."""
+
+    def __init__(self, task: Task, penalty: OverlongPenalty) -> None:
+        self._task = task
+        self.penalty = penalty
+        self.name = task.name
+
+    @property
+    def train_prompts(self) -> list[Prompt]:
+        """The wrapped task's training prompts."""
+        return self._task.train_prompts
+
+    @property
+    def eval_prompts(self) -> list[Prompt]:
+        """The wrapped task's evaluation prompts."""
+        return self._task.eval_prompts
+
+    @property
+    def shortest_answer_tokens(self) -> int:
+        """The wrapped task's shortest rewarded completion, tokens."""
+        return self._task.shortest_answer_tokens
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The wrapped task's word on the answer."""
+        return self._task.verify(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """The wrapped task's reward plus the penalty of the length."""
+        return self._task.reward(correct, terminated, length_tokens) + self.penalty(length_tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        """Optional attributes (`chat`, `verifier`, `right_completion`) come from the wrapped task."""
+        return getattr(self._task, name)

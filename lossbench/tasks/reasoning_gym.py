@@ -1,0 +1,72 @@
+"""`reasoning-gym:NAME`: a generator of the reasoning-gym collection (extra `tasks`) with its own scorer."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from lossbench.errors import UsageError, unknown
+from lossbench.tasks.base import Prompt, correct_and_terminated
+from lossbench.tasks.params import read_params
+from lossbench.tasks.verifiers import Verifier, marked_answer
+
+PREFIX = "reasoning-gym:"
+_DEFAULTS = {"train_size": 500, "eval_size": 100, "seed": 0, "threshold": 0.99}
+
+
+class ReasoningGymTask:
+    """Problems `0 .. eval_size-1` of a generator are for evaluation, the next `train_size` for training.
+
+    The answer is the marked part of a completion (`<answer></answer>`, `\\boxed{}` or `####`), else its last line that
+    is not blank. It is correct where the generator's own scorer gives at least `threshold` of 1.
+    """
+
+    chat = True
+    shortest_answer_tokens = 2  # one answer token and the EOS
+
+    def __init__(self, generator: str, *, train_size: int, eval_size: int, seed: int, threshold: float) -> None:
+        if importlib.util.find_spec("reasoning_gym") is None:
+            raise UsageError(f"task '{PREFIX}{generator}' needs reasoning-gym: pip install 'lossbench[tasks]'")
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+
+        if generator not in DATASETS:
+            raise UsageError(unknown("reasoning-gym generator", generator, sorted(DATASETS)))
+        if train_size < 1 or eval_size < 1:
+            raise UsageError(f"task '{PREFIX}{generator}': train_size={train_size}, eval_size={eval_size}; valid: >= 1")
+        self.name = f"{PREFIX}{generator}"
+        self._threshold = threshold
+        self._data = reasoning_gym.create_dataset(generator, size=train_size + eval_size, seed=seed)
+        self.verifier = Verifier(self.name, self._check)
+        self._entries: dict[str, dict[str, Any]] = {}
+        prompts = [self._prompt(number) for number in range(train_size + eval_size)]
+        self.eval_prompts, self.train_prompts = prompts[:eval_size], prompts[eval_size:]
+
+    def _prompt(self, number: int) -> Prompt:
+        entry = self._data[number]
+        key = f"{number}: {entry['answer']}"  # answers repeat and scorers look at the whole entry
+        self._entries[key] = entry
+        return Prompt(number, f"{entry['question']}\nGive the final answer as <answer>answer</answer>.", key)
+
+    def _check(self, completion: str, answer: str) -> bool:
+        said = marked_answer(completion)
+        if said is None:
+            lines = [line for line in completion.splitlines() if line.strip()]
+            said = lines[-1] if lines else ""
+        return self._data.score_answer(answer=said.strip(), entry=self._entries[answer]) >= self._threshold
+
+    def right_completion(self, prompt: Prompt) -> str:
+        """A completion that solves `prompt`."""
+        return f"<answer>{self._entries[prompt.answer]['answer']}</answer>"
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The generator's own scorer's word on the completion."""
+        return self.verifier(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """1.0 for a right answer that ended before the cap, else 0.0."""
+        return correct_and_terminated(correct, terminated)
+
+
+def make_reasoning_gym(generator: str, params: Mapping[str, Any]) -> ReasoningGymTask:
+    """The task from its parameters: train_size, eval_size, seed, threshold."""
+    return ReasoningGymTask(generator, **read_params(f"{PREFIX}{generator}", params, _DEFAULTS))

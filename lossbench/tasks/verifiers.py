@@ -1,0 +1,217 @@
+"""Verifiers: does a completion give the answer? Each judges text alone, and none of them raises into training.
+
+A verifier is one `VerifierKind` and one row in `VERIFIERS`. `make_verifier` binds a kind to an error counter: whatever
+goes wrong while a completion is judged is counted, logged, and read as "not correct".
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from lossbench.errors import UsageError, unknown
+
+_LOG = logging.getLogger(__name__)
+_LOGGED_ERRORS = 3
+
+_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\d))?|\.\d+"
+# A minus right after a word character or a bracket subtracts, or joins a range; it is not a sign.
+_SIGN = r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?"
+_NUMBER = re.compile(rf"(?P<sign>{_SIGN})[$€£]?(?P<top>{_UNSIGNED})(?:\s?/\s?(?P<bottom>\d+)(?![\d/]))?")
+_MARKS = (
+    re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
+    re.compile(r"####[ \t]*([^\n]*)"),
+)
+_PHRASES = (
+    re.compile(r"\bfinal answer(?: is|:)[ \t]*([^\n]*)", re.IGNORECASE),
+    re.compile(r"\banswer(?: is|:)[ \t]*([^\n]*)", re.IGNORECASE),
+)
+_LONGEST_NUMBER = 400  # characters; Python refuses to convert very long digit strings, and no answer has them
+
+
+def _last_boxed(text: str) -> str | None:
+    """Content of the last complete `\\boxed{...}`, braces balanced; None where there is none."""
+    start = text.rfind(r"\boxed{")
+    while start >= 0:
+        opened = start + len(r"\boxed{")
+        depth = 1
+        for end in range(opened, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[opened:end]
+        start = text.rfind(r"\boxed{", 0, start)
+    return None
+
+
+def marked_answer(text: str, *, phrases: bool = False) -> str | None:
+    """The part of `text` that its writer marked as the answer, or None.
+
+    Marks, first match wins and its last occurrence counts: `\\boxed{}`, `<answer></answer>`, `####`; with `phrases`
+    also "final answer is" or "final answer:", "answer is" or "answer:", up to the end of the line.
+    """
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return boxed
+    for pattern in _MARKS + (_PHRASES if phrases else ()):
+        found = pattern.findall(text)
+        if found:
+            return found[-1]
+    return None
+
+
+def _value(match: re.Match[str]) -> Decimal | Fraction | None:
+    top = match["top"].replace(",", "")
+    if len(top) > _LONGEST_NUMBER or len(match["bottom"] or "") > _LONGEST_NUMBER:
+        return None
+    try:
+        value: Decimal | Fraction = Decimal(top)
+    except InvalidOperation:
+        return None
+    if match["bottom"] and "e" not in top.lower() and int(match["bottom"]) != 0:
+        value = Fraction(value) / int(match["bottom"])
+    return -value if match["sign"].strip() in ("-", "\u2212") else value
+
+
+def last_number(text: str) -> Decimal | Fraction | None:
+    """The last number in `text`, exactly: thousands separators, signs, decimals, exponents and `a/b` are understood.
+
+    >>> last_number("The total is 72 clips, altogether."), last_number("profit is $70,000."), last_number("#### -3")
+    (Decimal('72'), Decimal('70000'), Decimal('-3'))
+    """
+    values = [_value(match) for match in _NUMBER.finditer(text)]
+    return values[-1] if values else None
+
+
+def _same_value(left: Decimal | Fraction, right: Decimal | Fraction) -> bool:
+    if isinstance(left, Decimal) and isinstance(right, Decimal):
+        return left == right  # never expands an exponent, however large
+    if any(isinstance(side, Decimal) and abs(side.adjusted()) > _LONGEST_NUMBER for side in (left, right)):
+        return False
+    return Fraction(left) == Fraction(right)
+
+
+def check_numeric(completion: str, answer: str) -> bool:
+    """Whether the number of the completion (in its marked answer, else its last) equals the number of `answer`."""
+    gold = last_number(answer)
+    marked = marked_answer(completion)
+    said = last_number(completion if marked is None else marked)
+    if said is None and marked is not None:
+        said = last_number(completion)
+    return gold is not None and said is not None and _same_value(said, gold)
+
+
+def check_last_number(completion: str, answer: str) -> bool:
+    """Whether the last number of the completion, marked or not, equals the number of `answer`."""
+    gold, said = last_number(answer), last_number(completion)
+    return gold is not None and said is not None and _same_value(said, gold)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).rstrip(".").strip().casefold()
+
+
+def check_exact(completion: str, answer: str) -> bool:
+    """Whether the completion (marked answer, else all of it) is `answer`, but for case, spacing and final full stop."""
+    marked = marked_answer(completion, phrases=True)
+    return _plain(answer) in {_plain(completion), _plain(marked) if marked is not None else _plain(completion)}
+
+
+_OPTION = re.compile(r"(?<![A-Za-z0-9'])\(?\[?([A-J])[\])]?(?![A-Za-z0-9'])")
+_ARTICLE = re.compile(r"[AI] [a-z]")
+
+
+def option_letter(text: str) -> str | None:
+    """The last option letter A-J that stands alone in `text`; the article "A" and the pronoun "I" do not count.
+
+    >>> option_letter("So the answer is (B)."), option_letter("A long story. I give up.")
+    ('B', None)
+    """
+    letters = [m[1] for m in _OPTION.finditer(text) if not _ARTICLE.match(text, m.start(1))]
+    return letters[-1] if letters else None
+
+
+def _gold_letter(answer: str) -> str | None:
+    return option_letter(answer.strip()[:4].upper())
+
+
+def check_choice(completion: str, answer: str) -> bool:
+    """Whether the option letter of the completion (in its marked answer, else its last) is the one of `answer`."""
+    marked = marked_answer(completion, phrases=True)
+    said = option_letter(marked if marked is not None else completion)
+    if said is None and marked is not None:
+        said = option_letter(marked.strip().upper()[:3])
+    return said is not None and said == _gold_letter(answer)
+
+
+def _not_a_number(answer: str) -> str | None:
+    return None if last_number(answer) is not None else "holds no number"
+
+
+def _not_a_letter(answer: str) -> str | None:
+    return None if _gold_letter(answer) else "is not an option letter A-J"
+
+
+def _blank(answer: str) -> str | None:
+    return None if answer.strip() else "is empty"
+
+
+@dataclass(frozen=True)
+class VerifierKind:
+    """A registry row.
+
+    `start` returns the check itself (completion, answer) -> bool, so that a kind with a worker process starts one per
+    verifier. `gold_problem` says what is wrong with a reference answer, or returns None.
+    """
+
+    start: Callable[[], Callable[[str, str], bool]]
+    gold_problem: Callable[[str], str | None]
+    summary: str
+
+
+def _start_math() -> Callable[[str, str], bool]:
+    from lossbench.tasks.math_process import MathProcess
+
+    return MathProcess().check
+
+
+VERIFIERS: dict[str, VerifierKind] = {
+    "numeric": VerifierKind(lambda: check_numeric, _not_a_number, "the last (or marked) number equals the answer's"),
+    "exact": VerifierKind(lambda: check_exact, _blank, "the text equals the answer but for case and spacing"),
+    "choice": VerifierKind(lambda: check_choice, _not_a_letter, "the last (or marked) option letter is the answer's"),
+    "math": VerifierKind(_start_math, _blank, "math-verify says that the expressions are equal (extra `math`)"),
+}
+
+
+@dataclass
+class Verifier:
+    """A check that cannot raise. `errors` counts the completions on which it failed, `last_error` says how."""
+
+    name: str
+    check: Callable[[str, str], bool]
+    errors: int = 0
+    last_error: str | None = field(default=None)
+
+    def __call__(self, completion: str, answer: str) -> bool:
+        """Whether `completion` gives `answer`; False, counted and logged, where the check itself fails."""
+        try:
+            return bool(self.check(completion, answer))
+        except Exception as error:  # any failure of a third-party parser must not end a training run
+            self.errors += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+            if self.errors <= _LOGGED_ERRORS:
+                _LOG.warning("verifier '%s' failed on a completion, counted as wrong: %s", self.name, self.last_error)
+            return False
+
+
+def verifier_kind(name: str) -> VerifierKind:
+    """The registry row of `name`. Raises UsageError with the valid names."""
+    if name not in VERIFIERS:
+        raise UsageError(unknown("verifier", name, VERIFIERS))
+    return VERIFIERS[name]
+
+
+def make_verifier(name: str) -> Verifier:
+    """A verifier with its own error counter. Raises UsageError on an unknown name or a missing extra."""
+    return Verifier(name, verifier_kind(name).start())

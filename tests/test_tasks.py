@@ -1,0 +1,205 @@
+"""Tasks: their prompts, answers and rewards, and what they say about wrong parameters and files."""
+
+import pandas as pd
+import pytest
+
+from lossbench.errors import UsageError
+from lossbench.tasks import TASKS, make_task
+from lossbench.tasks.base import Prompt
+from lossbench.tasks.countdown import check_countdown, evaluate
+from lossbench.tasks.overlong import OverlongPenalty, token_count
+
+
+def test_every_task_splits_its_prompts_and_repeats_them():
+    for name in ("arithmetic", "countdown"):
+        first, second = (
+            make_task(name, {"train_size": 30, "eval_size": 10}),
+            make_task(name, {"train_size": 30, "eval_size": 10}),
+        )
+        assert first.train_prompts == second.train_prompts
+        assert len(first.train_prompts) == 30 and len(first.eval_prompts) == 10
+        assert not {p.text for p in first.train_prompts} & {p.text for p in first.eval_prompts}
+        ids = [p.id for p in [*first.eval_prompts, *first.train_prompts]]
+        assert len(set(ids)) == len(ids)
+        assert make_task(name, {"train_size": 30, "eval_size": 10, "seed": 1}).train_prompts != first.train_prompts
+
+
+def test_arithmetic_forms():
+    chat = make_task("arithmetic")
+    prompt = chat.train_prompts[0]
+    a, b = (int(term) for term in prompt.text.removeprefix("What is ").rstrip("?").split(" + "))
+    assert prompt.answer == str(a + b)
+    assert chat.verify(f"Well, {a} plus {b} makes {a + b}.", prompt.answer)
+    assert not chat.verify(f"{a + b}, or is it {a + b + 1}?", prompt.answer)  # the last number is the answer
+    assert len(chat.train_prompts) + len(chat.eval_prompts) == 100  # all one-digit pairs, a fifth of them held out
+    shots = make_task("arithmetic", {"form": "few-shot", "shots": 2, "operands": 3, "digits": 2}).train_prompts[0].text
+    lines = shots.splitlines()
+    assert len(lines) == 3 and lines[-1].endswith(" =")
+    left, right = lines[0].split(" = ")
+    assert sum(map(int, left.split(" + "))) == int(right)
+
+
+def test_countdown_evaluates_arithmetic_and_nothing_else():
+    value = evaluate("(7 - 3) * 6 / 4")
+    assert value is not None and value[0] == 6
+    for text in ("2**3", "7//2", "__import__('os')", "a + 1", "1 / 0", "(1", "1 + 2.5", "True + 1", "9" * 300, ""):
+        assert evaluate(text) is None, text
+
+
+def test_countdown_wants_every_number_once():
+    assert check_countdown("I try 6 * 4.\n<answer>(7 - 3) × 6 = 24</answer>", "24: 3 6 7")
+    assert check_countdown("First 7-3 = 4\nthen (7-3)*6 = 24", "24: 3 6 7")
+    assert not check_countdown("6 * 4", "24: 3 6 7")
+    assert not check_countdown("7*3 + 3", "24: 3 7")
+    assert not check_countdown("24", "24: 3 6 7")
+    task = make_task("countdown", {"train_size": 20, "eval_size": 5})
+    for prompt in task.train_prompts:
+        assert task.verify(task.right_completion(prompt), prompt.answer)  # type: ignore[attr-defined]
+
+
+def test_overlong_penalty():
+    turns = token_count([[0, 1, 2], [3, 4, 5, 6]])
+    assert turns == 7
+    assert OverlongPenalty(8, 2)(turns) == -0.5  # ((8 - 2) - 7) / 2
+    penalty = OverlongPenalty(100, 20)
+    assert [penalty(n) for n in (1, 80, 90, 100, 101)] == [0.0, 0.0, -0.5, -1.0, -1.0]
+    assert [OverlongPenalty(100, 0)(n) for n in (100, 101)] == [0.0, -1.0]
+    with pytest.raises(UsageError, match="cache_tokens"):
+        OverlongPenalty(10, 11)
+
+
+def test_overlong_is_added_to_any_tasks_reward():
+    task = make_task("selfcheck", {"overlong_max_tokens": 100, "overlong_cache_tokens": 20})
+    assert task.reward(True, True, 90) == 0.5
+    assert task.reward(False, False, 128) == -1.0
+    assert task.verify("51yy", "51")
+
+
+def test_unknown_names_and_values_are_refused_in_one_line():
+    for name, params, words in [
+        ("selfchek", {}, "did you mean 'selfcheck'"),
+        ("arithmetic", {"digts": 2}, "did you mean 'digits'"),
+        ("arithmetic", {"digits": "many"}, "a value of type int"),
+        ("arithmetic", {"form": "poem"}, "plain, few-shot, chat"),
+        ("countdown", {"numbers": 1}, "2 <= numbers <= 6"),
+        ("dataset", {}, "--dataset data.jsonl"),
+    ]:
+        with pytest.raises(UsageError, match=words) as caught:
+            make_task(name, params)
+        assert "\n" not in str(caught.value)
+    assert make_task("arithmetic", {"digits": "2"}).train_prompts  # values from a command line are text
+    assert set(TASKS) >= {"selfcheck", "arithmetic", "countdown", "dataset"}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_data_set_of_any_kind_gives_the_same_task(tmp_path, suffix):
+    rows = pd.DataFrame(
+        {"question": [f"{n} plus one?" for n in range(10)], "answer": [f"#### {n + 1}" for n in range(10)]}
+    )
+    path = tmp_path / f"data{suffix}"
+    if suffix == ".csv":
+        rows.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        rows.to_parquet(path)
+    else:
+        rows.to_json(path, orient="records", lines=suffix == ".jsonl")
+    task = make_task("dataset", {"dataset": str(path), "train_size": 8, "eval_size": 2, "suffix": "Think."})
+    assert len(task.train_prompts) == 8 and len(task.eval_prompts) == 2
+    prompt = task.train_prompts[0]
+    assert prompt.text == f"{prompt.id} plus one?\nThink."
+    assert task.verify(f"That is {prompt.id + 1}.", prompt.answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", "", "the file is empty"),
+        ("a.jsonl", '{"prompt": "x", "answer": "1"}\n', "1 rows"),
+        ("a.jsonl", '{"prompt": "x", "answer": "1"}\n{"prompt": "y", "ans', "line 2: not valid JSON"),
+        (
+            "a.jsonl",
+            '{"prompt": "x", "answer": "1"}\n{"prompt": "y", "answer": "many"}\n',
+            "line 2: answer 'many' holds no",
+        ),
+        (
+            "a.jsonl",
+            '{"q": "x", "answer": "1"}\n{"q": "y", "answer": "2"}\n',
+            "it has q, answer: name one with prompt_column",
+        ),
+        (
+            "a.jsonl",
+            '{"prompt": "x", "answer": "1"}\n{"prompt": null, "answer": "2"}\n',
+            "line 2: column 'prompt' holds None",
+        ),
+        ("a.jsonl", "[1]\n[2]\n", "line 1: holds list"),
+        ("a.json", '{"prompt": "x"}', "valid: a list of objects"),
+        ("a.txt", "x", "unknown kind '.txt'"),
+        ("a.parquet", "PAR1 or not", "not a readable parquet file"),
+        ("a.csv", "prompt,answer\nx,1\n", "1 rows"),
+    ],
+)
+def test_a_bad_data_set_names_file_row_and_remedy(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(UsageError, match=words) as caught:
+        make_task("dataset", {"dataset": str(path)})
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_data_set_is_not_looked_for_on_the_hub():
+    with pytest.raises(UsageError, match="no such file; a data set on the hub is written hub:name"):
+        make_task("dataset", {"dataset": "openai/gsm8k"})
+
+
+TASK_FILE = """
+from lossbench.tasks.base import Prompt
+
+class Echo:
+    name = "echo"
+    shortest_answer_tokens = 2
+
+    def __init__(self, words=2):
+        self.train_prompts = [Prompt(i, f"say {i}", str(i)) for i in range(words)]
+        self.eval_prompts = self.train_prompts
+
+    def verify(self, completion, answer):
+        return completion == answer
+
+    def reward(self, correct, terminated, length_tokens):
+        return float(correct)
+
+class Half:
+    name = "half"
+
+class Broken:
+    def __init__(self):
+        raise RuntimeError("no luck")
+"""
+
+
+def test_a_users_own_file_is_a_task(tmp_path):
+    path = tmp_path / "mytask.py"
+    path.write_text(TASK_FILE)
+    task = make_task(f"{path}:Echo", {"words": 3})
+    assert task.train_prompts[2] == Prompt(2, "say 2", "2")
+    for attribute, words in [
+        ("Ech", "did you mean 'Echo'"),
+        ("Half", "lacks train_prompts"),
+        ("Broken", "RuntimeError: no luck"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            make_task(f"{path}:{attribute}")
+    with pytest.raises(UsageError, match="no such file"):
+        make_task("nowhere.py:Task")
+    with pytest.raises(UsageError, match="say which class"):
+        make_task(str(path))
+
+
+def test_reasoning_gym_uses_the_generators_own_scorer():
+    pytest.importorskip("reasoning_gym", reason="the `tasks` extra is not installed")
+    task = make_task("reasoning-gym:leg_counting", {"train_size": 4, "eval_size": 2})
+    prompt = task.train_prompts[0]
+    assert task.verify(task.right_completion(prompt), prompt.answer)  # type: ignore[attr-defined]
+    assert not task.verify("no idea", prompt.answer)
+    with pytest.raises(UsageError, match="unknown reasoning-gym generator 'leg_countin': did you mean 'leg_counting'"):
+        make_task("reasoning-gym:leg_countin")
