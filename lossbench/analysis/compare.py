@@ -76,7 +76,7 @@ def arm_values(metrics: pd.DataFrame, arm: str, metric: str, complete_only: bool
 def compare_arms(
     metrics: pd.DataFrame, arm_a: str, arm_b: str, metric: str, metrics_b: pd.DataFrame | None = None
 ) -> Comparison:
-    """`arm_a` minus `arm_b` on one metric over the seeds both have completed; `metrics_b` holds b's runs if elsewhere."""
+    """`arm_a` minus `arm_b` on one metric over the seeds both completed; `metrics_b` holds b where it is elsewhere."""
     values_a = arm_values(metrics, arm_a, metric)
     values_b = arm_values(metrics if metrics_b is None else metrics_b, arm_b, metric)
     return Comparison(arm_a, arm_b, metric, paired(values_a, values_b))
@@ -120,7 +120,7 @@ def matched(side_a: Side, side_b: Side, basis: Basis) -> MatchedComparison:
 
     - step: the last fifth before the last step that all these runs reached
     - tokens: the last fifth, in tokens, of the largest number of tokens that all these runs generated
-    - reward: tokens generated until, and smoothed length at, the highest smoothed reward that all these runs reach
+    - reward: tokens generated until, and smoothed length at, these runs' `common_reward`
     """
     runs_a, runs_b = side_a.runs(), side_b.runs()
     keys = [key for key in runs_a if key in runs_b]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from lossbench.analysis.sums import EVAL_COLUMNS, ROLLOUT_COLUMNS, add_step_log, pooled, step_sums, sums_from_step_log
 from lossbench.analysis.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
@@ -51,7 +52,7 @@ METRICS: dict[str, Metric] = _metrics(
     ("late_reward", "late reward", "M5: mean reward, late", "reward", "primary"),
     ("late_accuracy", "late accuracy", "share of correct completions, late", "share", "primary"),
     ("tokens_to_reward", "tokens to common reward",
-     "M4: tokens generated until the smoothed reward reaches the highest one that every run of the sweep reaches",
+     "M4: tokens generated until the smoothed reward reaches a level that every run of the sweep gets to",
      "tokens", "primary"),
     ("length_at_reward", "length at common reward", "M4: smoothed mean length where that reward is reached",
      "tokens", "primary"),
@@ -169,9 +170,9 @@ class RunSummary:
         run_id = str(run["run_id"])
         return cls.reduce(
             run,
-            rollouts=sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS),
-            steps=sweep.run_table(run_id, "steps"),
-            evals=sweep.run_table(run_id, "evals", EVAL_COLUMNS),
+            rollouts=_frame(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
+            steps=_frame(sweep.run_table(run_id, "steps")),
+            evals=_frame(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
         )
 
     @classmethod
@@ -198,6 +199,14 @@ class RunSummary:
         }
         lengths = length_counts(rollouts, planned).assign(**names)
         return cls(names["run_id"], row, sums.assign(**names), eval_sums.assign(**names), lengths, path)
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """A data frame whose flags are numbers, so that a null makes a column float rather than slow objects."""
+    flags = [i for i, field in enumerate(table.schema) if pa.types.is_boolean(field.type)]
+    for i in flags:
+        table = table.set_column(i, table.schema.names[i], table.column(i).cast(pa.int8()))
+    return table.to_pandas()
 
 
 def _steps_planned(run: dict, sums: pd.DataFrame) -> int:

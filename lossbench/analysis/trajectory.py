@@ -104,12 +104,16 @@ def slope_after(sums: pd.DataFrame, first_step: int | None) -> tuple[float, floa
 
 
 def common_reward(paths: list[Trajectory]) -> float:
-    """The highest smoothed reward that every path reaches, NaN where there is none to speak of.
+    """A reward that every path gets to on its way up, NaN where there is none.
 
-    It must be above every path's starting point: a reward that some run begins with says nothing about the way to it.
+    Each path's plateau level is the smoothed reward at `PLATEAU_SHARE` of its rise from its first point to the mean of
+    its last fifth; the lowest of these levels is the common one. (The highest reward ever touched would be a matter of
+    noise.) It must be above every path's first point: a reward that a run begins with says nothing about the way there.
     """
     paths = [path for path in paths if path.step.size]
     if not paths:
         return float("nan")
-    reached = min(float(path.reward.max()) for path in paths)
-    return reached if reached > max(float(path.reward[0]) for path in paths) else float("nan")
+    starts = [float(path.reward[0]) for path in paths]
+    ends = [float(path.reward[path.reward.size * 4 // 5 :].mean()) for path in paths]
+    level = min(start + PLATEAU_SHARE * (end - start) for start, end in zip(starts, ends, strict=True))
+    return level if level > max(starts) else float("nan")
