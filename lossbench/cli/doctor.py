@@ -1,0 +1,65 @@
+"""`lossbench doctor`: does the installed TRL compute what its loss types are taken for, and what is this machine?"""
+
+import math
+from typing import Any
+
+import typer
+
+from lossbench.cli._shared import FormatOption, print_table, talk
+
+_PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
+
+
+def doctor(format: FormatOption = "table") -> None:
+    """Check the installed TRL against this program's definitions, in seconds; exit code 1 where they drifted apart.
+
+    Example: lossbench doctor
+    """
+    for line in _environment():
+        talk(line)
+    rows = _conformance()
+    print_table(rows, ["loss_type", "equals", "loss", "gradient", "verdict"], format)
+    drifted = [row["loss_type"] for row in rows if row["verdict"] != "ok"]
+    if drifted:
+        talk(f"TRL's loss has drifted from the definitions for: {', '.join(drifted)}; install trl>=1.16,<1.17")
+        raise typer.Exit(1)
+    talk("TRL's losses agree with the definitions (largest relative difference in the columns loss and gradient)")
+
+
+def _environment() -> list[str]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    from lossbench import __version__
+
+    lines = [f"lossbench {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} missing")
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    lines.append(", ".join(found))
+    lines.append(f"devices: {', '.join(['cpu', *devices])}; threads: {torch.get_num_threads()}")
+    return lines
+
+
+def _conformance() -> list[dict[str, Any]]:
+    """One row per TRL loss type: the worst relative differences, at token and sequence level, with and without KL."""
+    from lossbench.training.trl_check import TRL_LOSS_TYPES, difference
+
+    rows = []
+    for loss_type, mode in TRL_LOSS_TYPES.items():
+        try:
+            worst = difference(loss_type)
+            loss, gradient, verdict = worst.loss, worst.gradient, "drifted" if worst.drifted else "ok"
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # a TRL whose method reads or calls something else is a TRL that moved: that is the finding
+            loss, gradient, verdict = math.nan, math.nan, f"changed: {type(error).__name__}: {error}"
+        rows.append({"loss_type": loss_type, "equals": mode, "loss": loss, "gradient": gradient, "verdict": verdict})
+    return rows

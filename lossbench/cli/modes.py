@@ -1,0 +1,141 @@
+"""`lossbench modes`: what each loss mode is, and how to get it elsewhere."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lossbench.cli._shared import FormatOption, print_table
+from lossbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from lossbench.loss.modes import Mode
+
+# shown beside the presets, so that every surrogate and aggregation is in the table
+_BEYOND_PRESETS = (
+    "gmpo@seq-mean-token-mean",
+    "grpo@seq-mean-token-sum",
+    "grpo@token-sum",
+    "grpo@prompt-mean",
+    "grpo@length-power:0.5",
+    "grpo@delta-l:0.5",
+)
+_COLUMNS = ["mode", "triple", "weight", "length_exponent", "token_loss", "equals"]
+
+
+def modes(
+    name: Annotated[
+        str | None, typer.Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards.")
+    ] = None,
+    format: FormatOption = "table",
+) -> None:
+    """List the loss modes, or explain one: formula, weights, caveats, settings that give it in TRL, verl and ms-swift.
+
+    Example: lossbench modes dr_grpo
+    """
+    from lossbench.loss.modes import PRESETS, parse_mode
+
+    if name is None:
+        print_table([_row(parse_mode(spelling)) for spelling in (*PRESETS, *_BEYOND_PRESETS)], _COLUMNS, format)
+        return
+    try:
+        mode = parse_mode(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if format == "table":
+        typer.echo(_page(mode))
+    else:
+        print_table(_settings_rows(mode), None, format)
+
+
+def _row(mode: "Mode") -> dict[str, Any]:
+    from lossbench.loss.rosetta import short_names
+
+    aggregation = mode.aggregation
+    return {
+        "mode": mode.name,
+        "triple": mode.triple,
+        "weight": aggregation.entry.formula,
+        "length_exponent": _exponent(mode),
+        "token_loss": mode.surrogate.formula,
+        "equals": short_names(mode),
+    }
+
+
+def _exponent(mode: "Mode") -> str:
+    note = mode.aggregation.entry.exponent_note
+    return f"{mode.aggregation.exponent:g}" + (f" ({note})" if note else "")
+
+
+def _settings_rows(mode: "Mode") -> list[dict[str, Any]]:
+    from lossbench.loss.rosetta import equivalents
+
+    return [
+        {
+            "mode": mode.name,
+            "framework": entry.framework,
+            "name": entry.name,
+            "settings": "\n".join(entry.settings) or None,
+            "conditions": "; ".join(entry.conditions) or None,
+        }
+        for entry in equivalents(mode)
+    ]
+
+
+def _page(mode: "Mode") -> str:
+    """The explanation of one mode, as plain text."""
+    entry, surrogate = mode.aggregation.entry, mode.surrogate
+    lines = [
+        f"{mode.name} = {mode.triple}",
+        "",
+        "  loss        Σ_i w_i · Σ_t m_it · ℓ_it",
+        f"  w_i         {entry.formula}{_alpha_note(mode)}",
+        f"  ℓ_it        {surrogate.formula}",
+        f"  A_i         {_ADVANTAGE[mode.scale_rewards]}",
+        f"  w_i·L_i     ~ L^{_exponent(mode)}",
+        "  N rows, P prompts, M micro-batches × ranks, L_i live tokens, T their sum, T_g those of the prompt's group,",
+        "  T_m those of the micro-batch, H the constant horizon; all over one optimizer step",
+        "",
+        *_example(mode),
+        "",
+        f"aggregation: {entry.source}",
+        f"  {entry.caveat}",
+        f"surrogate: {surrogate.source}",
+        f"  {surrogate.caveat}",
+    ]
+    return "\n".join(lines + _elsewhere(mode))
+
+
+_ADVANTAGE = {
+    "group": "(r_i − mean of the group) / (unbiased std of the group + 1e-4)",
+    "batch": "(r_i − mean of the group) / (unbiased std of the batch + 1e-4)",
+    "none": "r_i − mean of the group",
+}
+
+
+def _alpha_note(mode: "Mode") -> str:
+    alpha = mode.aggregation.alpha
+    return "" if alpha is None else f"   with α = {alpha:g}"
+
+
+def _example(mode: "Mode") -> list[str]:
+    import torch
+
+    from lossbench.loss.aggregations import window_weights
+
+    lengths, horizon = [10, 100], 128
+    weights = window_weights(mode.aggregation, torch.tensor(lengths), torch.zeros(2), horizon=horizon)
+    lines = [f"weights of two completions of one prompt, H = {horizon}:"]
+    for length, weight in zip(lengths, weights.tolist(), strict=True):
+        lines.append(f"  {length:>4} tokens   per token {weight:.6g}   whole row {weight * length:.6g}")
+    return lines
+
+
+def _elsewhere(mode: "Mode") -> list[str]:
+    from lossbench.loss.rosetta import equivalents
+
+    lines: list[str] = []
+    for entry in equivalents(mode):
+        lines += ["", f"{entry.framework}: {entry.name or 'not possible'}"]
+        lines += [f"    {line}" for line in entry.settings]
+        lines += [f"  {'where' if entry.possible else 'because'}: {condition}" for condition in entry.conditions]
+    return lines
