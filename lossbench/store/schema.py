@@ -61,6 +61,7 @@ _COMPLETION = [
 _TEXT = [
     _category("prompt", "prompt text (null where text is not kept)"),
     Column("completion", pa.string(), "completion text (null where text is not kept)"),
+    _integer("length_chars", "length in characters, only in an ingested log whose tokens are not known; else null"),
 ]
 
 TABLES: dict[str, list[Column]] = {

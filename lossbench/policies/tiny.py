@@ -1,0 +1,84 @@
+"""The built-in policy: a Llama of 134k parameters over characters, and the text it is warm-started on.
+
+The warm start teaches the `selfcheck` format (`lossbench.tasks.selfcheck`) with many wrong answers, so that training
+begins at an accuracy near 0.2 with room both ways, and with check tokens that tell the truth, or, for the null control,
+say nothing.
+"""
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lossbench.tasks.selfcheck import ALPHABET, CHECK_RIGHT, CHECK_WRONG, reversed_sum
+
+PAD, EOS = "<pad>", "<eos>"
+
+
+@dataclass(frozen=True)
+class TinyPolicy:
+    """Everything that decides the weights of a built-in policy; its hash is the cache key."""
+
+    policy_seed: int = 0
+    check_truth: float = 0.95  # probability that a check token tells the truth; 0.5 carries no information
+    check_continues: float = 0.94  # probability that another check follows
+    max_checks: int = 60
+    corrupted_answers: float = 0.75  # share of answers with one digit changed
+    hidden_size: int = 64
+    layers: int = 2
+    heads: int = 4
+    warmstart_steps: int = 600
+    warmstart_batch: int = 64
+    warmstart_lr: float = 3e-3
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for the plan and the cache key."""
+        return asdict(self)
+
+
+def write_completion(policy: TinyPolicy, a: int, b: int, rng: random.Random) -> str:
+    """One warm-start completion for `a+b=`, without its EOS: two digits, then check tokens."""
+    right = reversed_sum(a, b)
+    answer = list(right)
+    if rng.random() < policy.corrupted_answers:
+        place = rng.randrange(2)
+        answer[place] = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
+    is_right = "".join(answer) == right
+    checks = []
+    while len(checks) < policy.max_checks and rng.random() < policy.check_continues:
+        says_right = is_right if rng.random() < policy.check_truth else not is_right
+        checks.append(CHECK_RIGHT if says_right else CHECK_WRONG)
+    return "".join(answer + checks)
+
+
+def make_tokenizer():
+    """A character tokenizer over the task's alphabet: a `PreTrainedTokenizerFast` that pads on the left."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, *ALPHABET])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, padding_side="left", clean_up_tokenization_spaces=False
+    )
+
+
+def make_model(policy: TinyPolicy, vocabulary_size: int):
+    """A freshly initialised model, float32; the caller seeds torch."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=policy.hidden_size,
+        intermediate_size=4 * policy.hidden_size,
+        num_hidden_layers=policy.layers,
+        num_attention_heads=policy.heads,
+        num_key_value_heads=policy.heads,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config)

@@ -1,0 +1,152 @@
+"""Builds the built-in policy once by supervised learning, and keeps it in the cache.
+
+The cache folder is named after the hash of the policy's configuration, so another configuration is another folder, and a
+folder appears by rename, so whoever sees it sees it whole.
+"""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer, write_completion
+
+RECIPE_VERSION = 1
+"""Part of the cache key: raised whenever the code below builds other weights from the same configuration."""
+
+IGNORED = -100
+
+
+def cache_dir() -> Path:
+    """Where built policies live: `LOSSBENCH_CACHE`, else the platform's cache folder."""
+    if override := os.environ.get("LOSSBENCH_CACHE"):
+        return Path(override).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("lossbench"))
+
+
+def policy_key(policy: TinyPolicy) -> str:
+    """Twelve hex digits that name the weights this configuration gives."""
+    text = json.dumps({"version": RECIPE_VERSION, **policy.as_dict()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def policy_path(policy: TinyPolicy) -> Path:
+    """The cache folder of this policy, built or not."""
+    return cache_dir() / "policies" / f"tiny-{policy_key(policy)}"
+
+
+def ensure_policy(policy: TinyPolicy, on_step: Callable[[int, int], None] | None = None) -> Path:
+    """The folder that holds the warm-started policy; builds it first where it is missing.
+
+    Two processes that ask at once build it once: the second waits for the first. `on_step(done, total)` is called as
+    the warm start goes. One thread, so that the weights do not depend on how many cores there are.
+    """
+    path = policy_path(policy)
+    if path.is_dir():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(path.with_suffix(".lock")):
+        if path.is_dir():
+            return path
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            _build(policy, unfinished, on_step)
+            unfinished.rename(path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return path
+
+
+@contextmanager
+def _exclusive(lock: Path) -> Iterator[None]:
+    """Hold `lock` against other processes; the kernel lets go of it when this one dies."""
+    with lock.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _build(policy: TinyPolicy, folder: Path, on_step: Callable[[int, int], None] | None) -> None:
+    """Warm-start and save the policy into `folder`."""
+    import torch
+
+    tokenizer = make_tokenizer()
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(policy.policy_seed)
+        model = make_model(policy, len(tokenizer))
+        _train(policy, model, tokenizer, on_step)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "policy.json").write_text(json.dumps(policy.as_dict(), indent=2))
+
+
+def _train(policy: TinyPolicy, model, tokenizer, on_step: Callable[[int, int], None] | None) -> None:
+    import torch
+
+    rng = random.Random(policy.policy_seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=policy.warmstart_lr, weight_decay=0.0, fused=True)
+    total = policy.warmstart_steps
+    model.train()
+    for step in range(total):
+        for group in optimizer.param_groups:
+            group["lr"] = policy.warmstart_lr * 0.5 * (1 + math.cos(math.pi * step / total))
+        _accumulate_gradients(model, _rows(policy, tokenizer, rng), tokenizer.pad_token_id)
+        optimizer.step()
+        optimizer.zero_grad()
+        if on_step:
+            on_step(step + 1, total)
+    model.eval()
+
+
+def _rows(policy: TinyPolicy, tokenizer, rng: random.Random) -> list[tuple[list[int], int]]:
+    """A batch of (token ids, prompt length), shortest first."""
+    id_of = tokenizer.get_vocab()  # one token per character: a look-up is ten times faster than encoding
+    rows = []
+    for _ in range(policy.warmstart_batch):
+        a, b = rng.randrange(10), rng.randrange(10)
+        prompt = f"{a}+{b}="
+        text = prompt + write_completion(policy, a, b, rng)
+        rows.append(([*(id_of[character] for character in text), tokenizer.eos_token_id], len(prompt)))
+    return sorted(rows, key=lambda row: len(row[0]))
+
+
+def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int, pass_rows: int = 16) -> None:
+    """Add the gradient of the mean cross-entropy per completion token over all rows.
+
+    Neighbours in length share a pass, which halves the padding; the sum over passes is the gradient of the whole batch.
+    """
+    import torch
+
+    tokens = sum(len(ids) - prompt for ids, prompt in rows)
+    for start in range(0, len(rows), pass_rows):
+        part = rows[start : start + pass_rows]
+        width = len(part[-1][0])
+        ids_BT = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids, _ in part])
+        labels_BT = torch.tensor(
+            [[IGNORED] * prompt + ids[prompt:] + [IGNORED] * (width - len(ids)) for ids, prompt in part]
+        )
+        logits_BTV = model(input_ids=ids_BT).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+        (loss / tokens).backward()

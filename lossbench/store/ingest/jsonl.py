@@ -1,0 +1,107 @@
+"""Streaming reader of JSON lines: a few megabytes at a time, by Arrow where a block is clean, line by line where it is not."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as paj
+
+from lossbench.store.ingest.base import Damage
+
+BLOCK_BYTES = 4 << 20
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """The first line of `path` that is a JSON object; None where the first few lines hold none."""
+    with path.open("rb") as lines:
+        for _, line in zip(range(20), lines, strict=False):
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError):
+                continue
+            if isinstance(record, dict):
+                return record
+    return None
+
+
+def records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of every good line; lines that are not JSON objects are counted in `damage`."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            record = _record(line, f"{path}, line {number}", damage)
+            if record is not None:
+                yield number, record
+
+
+def _record(line: bytes, place: str, damage: Damage) -> dict[str, Any] | None:
+    if not line.strip():
+        return None
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        damage.add(place, f"not valid JSON ({error})")
+        return None
+    if not isinstance(record, dict):
+        damage.add(place, f"holds {type(record).__name__}, not an object")
+        return None
+    return record
+
+
+def tables(path: Path, fields: Mapping[str, pa.DataType], damage: Damage) -> Iterator[pa.Table]:
+    """The columns `fields` of a JSON-lines file, block by block; an absent column is null.
+
+    Whole numbers are accepted as floats; a line with a value of another type than its field's is counted as damaged.
+    """
+    schema = pa.schema([pa.field(name, kind) for name, kind in fields.items()])
+    options = paj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    line = 1
+    with path.open("rb") as stream:
+        for block in _line_blocks(stream):
+            try:
+                table = paj.read_json(
+                    BytesIO(block), paj.ReadOptions(use_threads=False, block_size=len(block) + 1), options
+                )
+            except pa.ArrowInvalid:
+                table = _table_by_line(block, f"{path}, line ", line, schema, damage)
+            line += block.count(b"\n")
+            if table.num_rows:
+                yield table
+
+
+def _line_blocks(stream: Any) -> Iterator[bytes]:
+    while chunk := stream.read(BLOCK_BYTES):
+        block = chunk + stream.readline()
+        if block.strip():
+            yield block
+
+
+def _table_by_line(block: bytes, place: str, first_line: int, schema: pa.Schema, damage: Damage) -> pa.Table:
+    rows = []
+    for number, line in enumerate(block.splitlines(), start=first_line):
+        record = _record(line, f"{place}{number}", damage)
+        if record is None:
+            continue
+        try:
+            rows.append([_cast(record.get(field.name), field.type) for field in schema])
+        except (TypeError, ValueError) as error:
+            damage.add(f"{place}{number}", str(error))
+    return columns_to_table(zip(*rows, strict=True) if rows else [() for _ in schema], schema)
+
+
+def columns_to_table(columns: Iterable[Iterable[Any]], schema: pa.Schema) -> pa.Table:
+    """Python columns, in the schema's order, as a table of `schema`."""
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _cast(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (list, dict)):
+        raise TypeError(f"{type(value).__name__} where a number is expected")
+    return float(value) if pa.types.is_floating(kind) else int(float(value)) if pa.types.is_integer(kind) else bool(value)

@@ -1,0 +1,139 @@
+"""Turns blocks of another trainer's completions into the schema's tables, a few megabytes in memory at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lossbench.errors import UsageError
+from lossbench.store.ingest.grouping import Grouping
+from lossbench.store.ingest.step_sums import StepSums
+from lossbench.store.schema import schema_for
+from lossbench.store.write import as_arrow
+
+CountTokens = Callable[[Sequence[str]], Sequence[int]]
+"""Completion texts -> tokens of each, special tokens left out."""
+
+TOKENS, CHARACTERS = "tokens", "characters"
+_ROWS_PER_WRITE = 50_000
+_BYTES_PER_WRITE = 16 << 20
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How completions are read: `correct_above` makes a reward (or a numeric verdict) above it correct."""
+
+    count_tokens: CountTokens | None = None
+    correct_above: float | None = None
+    keep_text: bool = True
+
+
+class RolloutSink:
+    """Writes one table (`rollouts` or `evals`) of one run and sums what its `steps` rows need.
+
+    Lengths are in tokens where the log holds them or a tokenizer is given, else `length_chars` is filled instead: the two
+    are never mixed. `unit` says which, None where the log has neither lengths nor text.
+    """
+
+    def __init__(
+        self, path: Path, constant: Mapping[str, Any], reading: Reading, num_generations: int | None = None
+    ) -> None:
+        """`path`: `<table>.parquet`; `constant`: the run's own columns (run_id, mode, ..., seed), equal in all rows."""
+        self.path, self.table = path, path.stem
+        self.rows = 0
+        self.unit: str | None = None
+        self.sums = StepSums()
+        self.generations: dict[int, int] = {}
+        self._constant, self._reading = constant, reading
+        self._grouping = Grouping(num_generations)
+        self._pending: list[pa.Table] = []
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, block: pa.Table) -> None:
+        """Take a block with columns of `ROW_FIELDS`, `step` among them. Raises UsageError where the length unit changes."""
+        steps_N = np.asarray(block["step"].to_numpy(), dtype=np.int64)
+        columns: dict[str, Any] = {"step": pa.array(steps_N), **self._grouping.columns(steps_N, block)}
+        for name, kind in (("reward", pa.float64()), ("advantage", pa.float64()), ("terminated", pa.bool_())):
+            if name in block.column_names:
+                columns[name] = block[name].cast(kind)
+        columns |= self._correct(block) | self._lengths(block)
+        self.sums.add(steps_N, columns)
+        if self._reading.keep_text:
+            columns |= {name: block[name] for name in ("prompt", "completion") if name in block.column_names}
+        if self.table == "evals":
+            columns.pop("advantage", None)
+        else:
+            columns["generation"] = pa.array([self._generation(int(step)) for step in steps_N])
+        self._write(columns, block.num_rows)
+
+    def close(self) -> None:
+        """Write what is pending and close the file; without rows there is no file."""
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _generation(self, step: int) -> int:
+        return self.generations.setdefault(step, len(self.generations) + 1)
+
+    def _correct(self, block: pa.Table) -> dict[str, Any]:
+        above = self._reading.correct_above
+        if "correct" in block.column_names:
+            column = block["correct"]
+            if pa.types.is_boolean(column.type):
+                return {"correct": column}
+            return {"correct": pc.greater(column.cast(pa.float64()), 0.5 if above is None else above)}
+        if above is not None and "reward" in block.column_names:
+            return {"correct": pc.greater(block["reward"].cast(pa.float64()), above)}
+        return {}
+
+    def _lengths(self, block: pa.Table) -> dict[str, Any]:
+        if "length" in block.column_names:
+            return self._in_unit(TOKENS, block["length"].cast(pa.float64()).cast(pa.int64()))
+        if "completion" not in block.column_names:
+            return {}
+        texts = block["completion"]
+        if self._reading.count_tokens is None:
+            return self._in_unit(CHARACTERS, pc.utf8_length(texts).cast(pa.int64()))
+        tokens = pa.array(self._reading.count_tokens([text or "" for text in texts.to_pylist()]), pa.int64())
+        if "terminated" in block.column_names:  # the EOS counts, and decoded text does not show it
+            ended = block["terminated"].combine_chunks().cast(pa.int64()).fill_null(0)
+            tokens = pc.add(tokens, ended)
+        return self._in_unit(TOKENS, tokens)
+
+    def _in_unit(self, unit: str, lengths: Any) -> dict[str, Any]:
+        if self.unit not in (None, unit):
+            raise UsageError(
+                f"{self.path.parent.name}: lengths in {self.unit}, but from row {self.rows + 1} of {self.table} on in "
+                f"{unit}: give --tokenizer, or --map length=COLUMN for a column that every row has"
+            )
+        self.unit = unit
+        return {"length_tokens" if unit == TOKENS else "length_chars": lengths}
+
+    def _write(self, columns: Mapping[str, Any], rows: int) -> None:
+        self.rows += rows
+        table = pa.table(dict(columns))
+        for name, value in self._constant.items():
+            table = table.append_column(name, _repeated(value, rows))
+        self._pending.append(as_arrow(self.table, table))
+        waiting_rows = sum(table.num_rows for table in self._pending)
+        if waiting_rows >= _ROWS_PER_WRITE or sum(table.nbytes for table in self._pending) >= _BYTES_PER_WRITE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.path, schema_for(self.table), compression="zstd", compression_level=1)
+        self._writer.write_table(pa.concat_tables(self._pending).unify_dictionaries())
+        self._pending = []
+
+
+def _repeated(value: Any, rows: int) -> pa.Array:
+    if isinstance(value, str):
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
+    return pa.array(np.full(rows, value, np.int64)) if value is not None else pa.nulls(rows, pa.int64())

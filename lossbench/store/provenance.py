@@ -1,0 +1,45 @@
+"""What a result was made with: package versions, git state, machine, command."""
+
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("lossbench", "torch", "transformers", "trl", "accelerate", "datasets", "numpy", "pandas", "pyarrow", "scipy")
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions of the packages that decide the numbers, and Python's; null where a package is absent."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the lossbench checkout and whether it has uncommitted changes; null where this is no checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changes = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit.stdout.strip(), "dirty": bool(changes.stdout.strip())}
+
+
+def machine() -> dict[str, Any]:
+    """Processor family, operating system and core count: what a wall time depends on."""
+    import os
+
+    return {"platform": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()}
+
+
+def command_line() -> str:
+    """The command as it was typed, but for the path of the executable."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

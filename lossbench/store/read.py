@@ -1,0 +1,148 @@
+"""Reads a sweep's folder back: finished tables, or the parts of runs that are still going.
+
+A damaged file is named in `Sweep.problems` and passed over; nothing else is silently left out.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lossbench.errors import UsageError
+from lossbench.store.schema import schema_for
+from lossbench.store.write import as_arrow, part_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT_COLUMNS = ("prompt", "completion")
+SWEEP_FILE, RUN_FILE = "sweep.json", "run.json"
+RUN_COLUMNS = [
+    "run_id", "arm", "mode", "loss_type", "agg_mode", "scale_rewards", "seed", "policy", "policy_seed",
+    "status", "steps_planned", "steps_done", "wall_s", "reason", "log",
+]  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that lossbench wrote. Raises UsageError naming the file where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not readable as JSON ({error})") from None
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether `path` is the folder of a sweep."""
+    return (path / SWEEP_FILE).is_file()
+
+
+def newest_sweep(root: Path) -> Path:
+    """The sweep folder below `root` that changed last. Raises UsageError where there is none."""
+    sweeps = [path.parent for path in root.glob(f"*/{SWEEP_FILE}")]
+    if not sweeps:
+        raise UsageError(f"no sweep below '{root}': run `lossbench sweep` first, or name its folder")
+    return max(sweeps, key=_last_change)
+
+
+def _last_change(path: Path) -> float:
+    return max(file.stat().st_mtime for file in [path / SWEEP_FILE, *path.glob(f"runs/*/{RUN_FILE}")])
+
+
+def load(path: str | Path) -> "Sweep":
+    """The sweep in folder `path`. Raises UsageError where the folder is not one."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(f"'{folder}' is not a folder")
+    if not is_sweep(folder):
+        raise UsageError(f"'{folder}' is not a sweep: it has no {SWEEP_FILE}")
+    return Sweep(folder, read_json(folder / SWEEP_FILE))
+
+
+@dataclass
+class Sweep:
+    """One sweep's folder: `spec` is its sweep.json, `runs` a row per planned run, the tables as data frames.
+
+    `problems` names every file that could not be read, so far; tables are read when first asked for.
+    """
+
+    path: Path
+    spec: dict[str, Any]
+    problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def runs(self) -> "pd.DataFrame":
+        """A row per planned run, in plan order, with `RUN_COLUMNS`; runs not begun are `pending`."""
+        import pandas as pd
+
+        rows = [self._run_row(run_id) for run_id in self.spec["runs"]]
+        return pd.DataFrame(rows, columns=RUN_COLUMNS)
+
+    def _run_row(self, run_id: str) -> dict[str, Any]:
+        planned = self.spec["runs"][run_id]
+        folder = self.run_dir(run_id)
+        state: dict[str, Any] = {"status": "pending"}
+        if (folder / RUN_FILE).exists():
+            try:
+                state = read_json(folder / RUN_FILE)
+            except UsageError as error:
+                self._problem(str(error))
+        return {**planned, **state, "run_id": run_id, "log": str(folder / "log.txt")}
+
+    def run_dir(self, run_id: str) -> Path:
+        """The folder of one run."""
+        return self.path / "runs" / run_id
+
+    @property
+    def run_ids(self) -> list[str]:
+        """All planned runs, in plan order."""
+        return list(self.spec["runs"])
+
+    @cached_property
+    def steps(self) -> "pd.DataFrame":
+        """One row per optimizer step of every run."""
+        return self.table("steps")
+
+    @cached_property
+    def rollouts(self) -> "pd.DataFrame":
+        """One row per completion, without its text (see `table`)."""
+        return self.table("rollouts", [c for c in schema_for("rollouts").names if c not in TEXT_COLUMNS])
+
+    @cached_property
+    def evals(self) -> "pd.DataFrame":
+        """One row per evaluation completion, without its text."""
+        return self.table("evals", [c for c in schema_for("evals").names if c not in TEXT_COLUMNS])
+
+    def table(self, name: str, columns: list[str] | None = None) -> "pd.DataFrame":
+        """Table `name` of all runs as one data frame; only `columns` are read."""
+        tables = [self.run_table(run_id, name, columns) for run_id in self.run_ids]
+        return pa.concat_tables(tables).unify_dictionaries().to_pandas() if tables else self._empty(name, columns).to_pandas()
+
+    def run_table(self, run_id: str, name: str, columns: list[str] | None = None) -> pa.Table:
+        """Table `name` of one run, in the schema's types; without rows where the run has none yet."""
+        folder = self.run_dir(run_id)
+        whole = folder / f"{name}.parquet"
+        paths = [whole] if whole.exists() else part_files(folder).get(name, [])
+        tables = [table for path in paths if (table := self._read(path, name, columns)) is not None]
+        return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
+
+    def _read(self, path: Path, name: str, columns: list[str] | None) -> pa.Table | None:
+        try:
+            table = pq.read_table(path, columns=columns)
+            return as_arrow(name, table).select(columns or schema_for(name).names)
+        except (pa.ArrowException, OSError, KeyError) as error:
+            self._problem(f"{path}: damaged, passed over ({' '.join(str(error).split())[:200]})")
+            return None
+
+    def _empty(self, name: str, columns: list[str] | None) -> pa.Table:
+        empty = schema_for(name).empty_table()
+        return empty.select(columns) if columns else empty
+
+    def _problem(self, text: str) -> None:
+        if text not in self.problems:
+            self.problems.append(text)

@@ -1,0 +1,119 @@
+"""Atomic writes of JSON and parquet, and the part files through which a run's tables grow.
+
+A file appears under its own name only when it is whole: it is written to a temporary name in the same folder and renamed.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lossbench.store.schema import schema_for
+
+PARTS = "parts"
+_PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)\.parquet")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON to `path`, whole or not at all. NaN is refused: it is not JSON."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    _replace(path, lambda temporary: temporary.write_text(text))
+
+
+def as_arrow(table: str, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pa.Table) -> pa.Table:
+    """`rows` (records, columns, or a table) in the schema of `table`: missing columns become nulls, NaN becomes null.
+
+    Raises KeyError for a column that the schema does not have.
+    """
+    schema = schema_for(table)
+    if isinstance(rows, pa.Table):
+        columns: dict[str, Any] = {name: rows.column(name) for name in rows.column_names}
+        length = rows.num_rows
+    elif isinstance(rows, Mapping):
+        columns = dict(rows)
+        length = len(next(iter(columns.values()), ()))
+    else:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        length = len(rows)
+    if strangers := set(columns) - set(schema.names):
+        raise KeyError(f"table '{table}' has no column {sorted(strangers)}; valid: {', '.join(schema.names)}")
+    arrays = [_column(columns.get(field.name), field.type, length) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(values: Any, kind: pa.DataType, length: int) -> pa.Array | pa.ChunkedArray:
+    if values is None:
+        return pa.nulls(length, kind)
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.cast(kind)
+    if pa.types.is_dictionary(kind):
+        return pa.array(values, pa.string()).dictionary_encode().cast(kind)
+    return pa.array(values, kind, from_pandas=True)
+
+
+def write_table(path: Path, table: str, rows: Any) -> None:
+    """Write one parquet file of `table` (zstd), whole or not at all."""
+    arrow = as_arrow(table, rows)
+    _replace(path, lambda temporary: pq.write_table(arrow, temporary, compression="zstd"))
+
+
+def _replace(path: Path, write) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class PartWriter:
+    """Grows a run's tables as `parts/<table>-<step>.parquet`; `finish` turns them into one file a table."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.parts = run_dir / PARTS
+        self.parts.mkdir(parents=True, exist_ok=True)
+
+    def append(self, table: str, step: int, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> None:
+        """Write the rows of one step; writing a step again replaces it."""
+        write_table(self.parts / f"{table}-{step:07d}.parquet", table, rows)
+
+    def keep_up_to(self, step: int) -> None:
+        """Drop the parts of later steps, which a run that continues from `step` will write again."""
+        for path in self.parts.iterdir():
+            match = _PART_NAME.fullmatch(path.name)
+            if match is None or int(match["step"]) > step:
+                path.unlink()
+
+    def clear(self) -> None:
+        """Drop all parts and tables of an earlier attempt."""
+        for path in [*self.parts.iterdir(), *self.run_dir.glob("*.parquet")]:
+            path.unlink()
+
+    def finish(self) -> None:
+        """Join the parts of each table into `<table>.parquet`, then drop them."""
+        for table, paths in part_files(self.run_dir).items():
+            joined = pa.concat_tables([pq.read_table(path) for path in paths]).unify_dictionaries()
+            write_table(self.run_dir / f"{table}.parquet", table, joined)
+            for path in paths:
+                path.unlink()
+        self.parts.rmdir()
+
+
+def part_files(run_dir: Path) -> dict[str, list[Path]]:
+    """The part files of each table, in step order."""
+    found: dict[str, list[tuple[int, Path]]] = {}
+    for path in _list(run_dir / PARTS):
+        if match := _PART_NAME.fullmatch(path.name):
+            found.setdefault(match["table"], []).append((int(match["step"]), path))
+    return {table: [path for _, path in sorted(paths)] for table, paths in found.items()}
+
+
+def _list(folder: Path) -> Iterable[Path]:
+    return folder.iterdir() if folder.is_dir() else ()

@@ -1,0 +1,327 @@
+"""`ModeTrainer`: TRL's GRPOTrainer with the mode's surrogate, row weights and advantage scale, and a record of every row.
+
+TRL keeps what it does well: data order, rewards, advantages, reference model, optimizer, checkpoints. This subclass
+replaces the loss and, for plain causal language models, the sampling.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+from trl.models import unwrap_model_for_generation
+
+from lossbench.errors import UsageError
+from lossbench.loss.contract import weighted_loss
+from lossbench.loss.kl import kl_BT
+from lossbench.loss.modes import Mode
+from lossbench.loss.surrogates import SurrogateParams, clipped_BT
+from lossbench.training.chunks import length_chunks
+from lossbench.training.recorder import Recorder, Rollout, StepStats
+from lossbench.training.sampling import row_uniforms, sample
+from lossbench.training.window import Layout, Window
+
+SAMPLERS = ("lossbench", "generate", "vllm")
+
+
+class ModeTrainer(GRPOTrainer):
+    """GRPO under one mode.
+
+    Args beyond TRL's: `mode`; `surrogate_params`; `horizon`, the constant H in tokens (default: the cap);
+    `match_scale`, which makes every mode's row weights add up to 1/H in each step; `recorder`, told of every step and
+    completion on the main process; `sampler`: "lossbench" (each row draws from its own stream of `seed`), "generate"
+    (transformers) or "vllm"; `cut_by_length`, whether a micro-batch is passed through the model in pieces of like
+    length, which changes nothing but speed.
+
+    Raises UsageError for TRL settings whose meaning under a mode is not defined.
+    """
+
+    def __init__(
+        self,
+        *,
+        mode: Mode,
+        args: GRPOConfig,
+        surrogate_params: SurrogateParams | None = None,
+        horizon: float | None = None,
+        match_scale: bool = False,
+        recorder: Recorder | None = None,
+        sampler: str = "lossbench",
+        cut_by_length: bool = True,
+        **trl: Any,
+    ) -> None:
+        _refuse_undefined(args)
+        args.scale_rewards = mode.scale_rewards
+        if sampler == "lossbench":
+            trl["rollout_func"] = lambda prompts, trainer: trainer._sample(prompts)
+        super().__init__(args=args, **trl)
+        if self.accelerator.distributed_type not in (
+            DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU
+        ):  # fmt: skip
+            raise UsageError(f"{self.accelerator.distributed_type} is not supported: use one process or plain DDP")
+        if self._is_vlm:
+            raise UsageError("models with image inputs are not supported: use a text-only causal language model")
+        self.mode = mode
+        self.surrogate_params = surrogate_params or SurrogateParams()
+        self.horizon = float(horizon or self.max_completion_length)
+        self.match_scale = match_scale
+        self.recorder = recorder
+        self.cut_by_length = cut_by_length
+        self._aggregation = mode.aggregation
+        self._level = self.surrogate_params.importance_sampling_level
+        if mode.loss_type == "gspo" and self._level == "token":
+            self._level = "sequence"
+        self._generation = 0
+        self._layout: Layout | None = None
+        self._window: Window | None = None
+        self._terms_cB = torch.empty(0)
+        self._segment_start = 0
+        self._sums: dict[str, Tensor] = {}
+        self._pending_step: dict[str, Any] = {}
+        self._outcomes: list[dict[str, Any]] = []
+        self._step_began = time.perf_counter()
+
+    # ---- sampling -------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        rank, count = self.accelerator.process_index, len(inputs)
+        first = rank * count
+        self._generation += 1
+        self._inputs = [
+            {
+                "generation": self._generation,
+                "group": (first + i) // self.num_generations,
+                **row,
+                "sample": (first + i) % self.num_generations,
+            }
+            for i, row in enumerate(inputs)
+        ]
+        out = super()._generate_and_score_completions(inputs)
+        device = self.accelerator.device
+        # Groups of two generations that share a window must not be taken for one.
+        base = self._generation * count * self.accelerator.num_processes
+        out["group_ids"] = base + (first + torch.arange(count, device=device)) // self.num_generations
+        out["row_ids"] = base + first + torch.arange(count, device=device)
+        self._record_generation(base, out["advantages"].tolist())
+        return out
+
+    def _sample(self, prompts: list[Any]) -> dict[str, Any]:
+        """TRL's rollout hook: completions for `prompts`, one each, from each row's own stream of random numbers."""
+        prompt_ids, _, _ = self._tokenize_prompts(prompts)
+        width = max(map(len, prompt_ids))
+        device = self.accelerator.device
+        pad = self._tokenizer.pad_token_id
+        ids_BP = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=device)
+        mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=device)
+        # The group's number stands in for the prompt's: a prompt drawn twice must not give the same completions.
+        uniforms_BT = row_uniforms(
+            self.args.seed,
+            self._inputs[0]["generation"],
+            [row["group"] for row in self._inputs],
+            [row["sample"] for row in self._inputs],
+            self.max_completion_length,
+        ).to(device)
+        with unwrap_model_for_generation(self.model_wrapped, self.accelerator) as policy, torch.no_grad():
+            completion_ids = sample(
+                policy, ids_BP, mask_BP, uniforms_BT, eos_token_ids=self.eos_token_ids, pad_token_id=pad,
+                temperature=self.temperature, top_p=self.top_p, top_k=self.top_k or 0,
+            )  # fmt: skip
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+    def note_outcomes(self, outcomes: list[dict[str, Any]]) -> None:
+        """Called by the reward function: what the verifier said of each local row, for the record."""
+        self._outcomes = outcomes
+
+    def _record_generation(self, first_row: int, advantages: list[float]) -> None:
+        if self.recorder is None:
+            return
+        keys = ("generation", "prompt_id", "group", "sample")
+        rows = [
+            Rollout(**{key: row[key] for key in keys}, **outcome, advantage=advantage)
+            for row, outcome, advantage in zip(self._inputs, self._outcomes, advantages, strict=True)
+        ]
+        rows = gather_object(rows)
+        if self.accelerator.is_main_process:
+            self.recorder.begin_generation(first_row, rows)
+
+    # ---- window ---------------------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is not before:
+            self._layout = self._gather_layout()
+        return inputs
+
+    def _gather_layout(self) -> Layout:
+        """Lengths, groups and row numbers of the new generation, of every rank."""
+        facts_RCBF = self.accelerator.gather(_facts(self._buffered_inputs)[None])
+        return Layout(*facts_RCBF.cpu().unbind(-1))
+
+    def _row_terms(self, batch_rows: int) -> Tensor:
+        """Row terms (B,) of the current micro-batch; plans a new segment where one begins."""
+        assert self._layout is not None
+        chunk = self._step % self.args.steps_per_generation
+        window = self._window
+        if window is None:
+            window = self._window = Window(self._aggregation, self.horizon, self.match_scale)
+            self._micro_in_window = 0
+        if self._micro_in_window == 0 or chunk == 0:
+            left = self.current_gradient_accumulation_steps - self._micro_in_window
+            last = min(chunk + left, self._layout.micro_batches)
+            self._terms_cB = window.add_segment(self._layout, chunk, last)[self.accelerator.process_index]
+            self._segment_start = chunk
+        self._micro_in_window += 1
+        return self._terms_cB[chunk - self._segment_start, :batch_rows]
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
+        """One micro-batch; at the window's last one the gradients get the window's scalar, before clipping."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            self._end_window()
+        return loss
+
+    def _end_window(self) -> None:
+        window, self._window = self._window, None
+        assert window is not None
+        scalar = window.scalar
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, scalar)
+        names = sorted(self._sums)
+        totals = self.accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum").tolist()
+        sums = dict(zip(names, totals, strict=True))
+        self._sums = {}
+        step = self.state.global_step + 1
+        self._pending_step = {
+            "step": step, "loss": sums["loss"] * scalar, "tokens": window.tokens, "entropy_sum": sums["entropy"],
+            "clipped_tokens": sums["clipped"], "kl_sum": sums.get("kl"), "weight_sum": window.weight_sum,
+        }  # fmt: skip
+        if window.tokens == 0:
+            self.on_empty_window(step)
+        if self.recorder and self.accelerator.is_main_process:
+            self.recorder.use_rows(step, window.terms_of_row, scalar)
+
+    def on_empty_window(self, step: int) -> None:
+        """A step without a single live token: its loss is 0 and it teaches nothing."""
+        print(f"warning: step {step} has no live token (every row is masked); its gradient is zero", flush=True)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's log, with the loss of the whole window; ends the step's record."""
+        if self._pending_step and "grad_norm" in logs:
+            logs["loss"] = self._pending_step["loss"]
+            now = time.perf_counter()
+            stats = StepStats(
+                **self._pending_step, grad_norm=_number(logs["grad_norm"]), lr=_number(logs.get("learning_rate")),
+                wall_s=now - self._step_began,
+            )  # fmt: skip
+            self._pending_step, self._step_began = {}, now
+            if self.recorder and self.accelerator.is_main_process:
+                self.recorder.end_step(stats)
+        super().log(logs, start_time)
+
+    # ---- loss -----------------------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model, inputs: dict[str, Any]) -> Tensor:
+        """The mode's loss of one micro-batch with row terms for weights, times the number of ranks that DDP averages."""
+        if self.model.training:
+            terms_B = self._row_terms(len(inputs["completion_ids"]))
+        else:
+            window = Window(self._aggregation, self.horizon, self.match_scale)
+            terms_B = window.add_segment(Layout(*_facts([inputs])[None].unbind(-1)), 0, 1)[0, 0] * window.scalar
+        terms_B = terms_B.to(self.accelerator.device)
+        losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
+        return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)
+
+    def _pieces(self, inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """The micro-batch in pieces of like length, each without the padding that all its rows share."""
+        lengths_B = inputs["completion_mask"].sum(-1)
+        prompts_B = inputs["prompt_mask"].sum(-1)
+        if not self.cut_by_length:
+            rows = torch.arange(len(lengths_B), device=lengths_B.device)
+            return [(rows, _cut(inputs, rows, 0, inputs["completion_ids"].shape[1]))]
+        pieces = []
+        for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
+            rows = rows.to(lengths_B.device)
+            width = max(int(lengths_B[rows].max()), 1)
+            padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max())
+            pieces.append((rows, _cut(inputs, rows, padding, width)))
+        return pieces
+
+    def _piece_loss(self, model, piece: dict[str, Tensor], terms_B: Tensor) -> Tensor:
+        ids_BT = torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1)
+        attention_BT = torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1)
+        mask_BT = _loss_mask(piece).bool()
+        logp_BT, entropy_BT, _ = self._get_per_token_logps_and_entropies(
+            model, ids_BT, attention_BT, piece["completion_ids"].shape[1], compute_entropy=True
+        )
+        old_BT = piece.get("old_per_token_logps", logp_BT.detach())
+        advantages_B = piece["advantages"]
+        loss_BT = self.mode.surrogate.fn(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
+        if "importance_sampling_ratio" in piece and self.mode.loss_type != "vespo":
+            loss_BT = loss_BT * torch.where(mask_BT, piece["importance_sampling_ratio"], 0.0)
+        if self.beta:
+            corrected_by = old_BT if self.args.use_bias_correction_kl else None
+            kl = kl_BT(logp_BT, piece["ref_per_token_logps"], mask_BT, corrected_by, self._level)
+            loss_BT = loss_BT + self.beta * kl
+            self._add("kl", kl.detach().masked_fill(~mask_BT, 0).sum())
+        loss = weighted_loss(loss_BT, mask_BT, terms_B.to(loss_BT.dtype))
+        assert entropy_BT is not None
+        clipped = clipped_BT(self.mode.loss_type, logp_BT.detach(), old_BT, advantages_B, mask_BT, self.surrogate_params)
+        self._add("loss", loss.detach())
+        self._add("entropy", entropy_BT.detach().masked_fill(~mask_BT, 0).sum())
+        self._add("clipped", clipped.sum())
+        return loss
+
+    def _add(self, name: str, value: Tensor) -> None:
+        if self.model.training:
+            self._sums[name] = self._sums.get(name, value.new_zeros((), dtype=torch.float64)) + value.double()
+
+
+def _facts(chunks: list[dict[str, Tensor]]) -> Tensor:
+    """Loss tokens, group and row number of each row, int64 (C, B, 3)."""
+    facts = [torch.stack([_loss_mask(c).sum(-1), c["group_ids"], c["row_ids"]], dim=-1) for c in chunks]
+    return torch.stack(facts).long()
+
+
+def _loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
+    """Tokens that count in the loss: the completion's, less those that a tool wrote."""
+    mask_BT = batch["completion_mask"]
+    return mask_BT * batch["tool_mask"] if "tool_mask" in batch else mask_BT
+
+
+_ROW_TENSORS = ("advantages",)
+_COMPLETION_TENSORS = (
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+    "importance_sampling_ratio",
+)  # fmt: skip
+
+
+def _cut(inputs: Mapping[str, Any], rows: Tensor, left: int, width: int) -> dict[str, Tensor]:
+    """Rows `rows`, prompts without their first `left` positions, completions up to `width`."""
+    piece = {name: inputs[name][rows][:, left:] for name in ("prompt_ids", "prompt_mask")}
+    piece |= {name: inputs[name][rows][:, :width] for name in _COMPLETION_TENSORS if name in inputs}
+    return piece | {name: inputs[name][rows] for name in _ROW_TENSORS}
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+_UNDEFINED: dict[str, tuple[Any, str]] = {
+    "entropy_coef": (0.0, "an entropy bonus"),
+    "top_entropy_quantile": (1.0, "an entropy mask"),
+    "off_policy_mask_threshold": (None, "an off-policy sequence mask"),
+    "use_liger_kernel": (False, "a fused kernel with losses of its own"),
+    "multi_objective_aggregation": ("sum_then_normalize", "another advantage estimator"),
+}
+
+
+def _refuse_undefined(args: GRPOConfig) -> None:
+    """A setting that changes the loss in a way no mode states would make the mode's name a lie."""
+    for name, (neutral, what) in _UNDEFINED.items():
+        if getattr(args, name, neutral) != neutral:
+            raise UsageError(f"{name}={getattr(args, name)} puts {what} into the loss, which no mode states; use {neutral}")
