@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from lossbench.analysis.length import METRICS, Summary
+from lossbench.analysis.length import METRICS, Summary, records
 from lossbench.analysis.paired import PairedResult, paired
-from lossbench.analysis.sums import pooled
+from lossbench.analysis.sums import Columns, pooled
 from lossbench.analysis.trajectory import common_reward
 
 Basis = Literal["step", "tokens", "reward"]
@@ -48,7 +48,9 @@ class MatchedComparison:
 
 def pair_key(run: dict) -> tuple:
     """What makes two runs a pair: (policy_seed, seed), None where a run has none."""
-    return tuple(None if pd.isna(run[name]) else int(run[name]) for name in ("policy_seed", "seed"))
+    return tuple(
+        None if run[name] is None or run[name] != run[name] else int(run[name]) for name in ("policy_seed", "seed")
+    )
 
 
 def pair_label(key: Hashable) -> str:
@@ -64,12 +66,12 @@ def arms_of(metrics: pd.DataFrame) -> list[str]:
 
 def arm_values(metrics: pd.DataFrame, arm: str, metric: str, complete_only: bool = True) -> dict[Hashable, float]:
     """Pair key → value of `metric` for each run of `arm`; of runs with the same key the first counts."""
-    rows = metrics[metrics["arm"] == arm]
+    rows = metrics.loc[metrics["arm"] == arm]
     if complete_only:
-        rows = rows[rows["complete"].astype(bool)]
+        rows = rows.loc[rows["complete"].astype(bool)]
     values: dict[Hashable, float] = {}
-    for row in rows.to_dict("records"):
-        values.setdefault(pair_key(row), float(row[metric]) if not pd.isna(row[metric]) else float("nan"))
+    for row in records(rows):
+        values.setdefault(pair_key(row), float("nan") if row[metric] is None else float(row[metric]))
     return values
 
 
@@ -103,16 +105,10 @@ class Side:
     def runs(self) -> dict[Hashable, str]:
         """Pair key → run_id of the completed runs, the first of runs with the same key."""
         rows = self.summary.metrics
-        rows = rows[(rows["arm"] == self.arm) & rows["complete"].astype(bool)]
         found: dict[Hashable, str] = {}
-        for row in rows.to_dict("records"):
+        for row in records(rows.loc[(rows["arm"] == self.arm) & rows["complete"].astype(bool)]):
             found.setdefault(pair_key(row), str(row["run_id"]))
         return found
-
-    def sums(self, run_id: str) -> pd.DataFrame:
-        """The step sums of one run, in step order."""
-        rows = self.summary.sums
-        return rows[rows["run_id"] == run_id].sort_values("step")
 
 
 def matched(side_a: Side, side_b: Side, basis: Basis) -> MatchedComparison:
@@ -136,12 +132,11 @@ _Kept = list[tuple[Side, dict[Hashable, str]]]
 
 
 def _at_amount(kept: _Kept, basis: Literal["step", "tokens"]) -> MatchedComparison:
-    frames = [{key: _with_amount(side.sums(run), basis) for key, run in runs.items()} for side, runs in kept]
-    ends = [frame["amount"].max() for side in frames for frame in side.values() if len(frame)]
-    at = float(min(ends)) if ends else float("nan")
+    sums = [{key: side.summary.by_run[run].sums for key, run in runs.items()} for side, runs in kept]
+    at = min(float(_amount(run, basis).max(initial=0.0)) for side in sums for run in side.values())
     if not at > 0:
         return MatchedComparison(basis, at, _UNITS[basis], (), f"the runs record no {_UNITS[basis]}")
-    windows = [{key: pooled(_window(frame, at)) for key, frame in side.items()} for side in frames]
+    windows = [{key: pooled(run, _window(_amount(run, basis), at)) for key, run in side.items()} for side in sums]
     comparisons = []
     for metric, quantity in _WINDOW_METRICS.items():
         a, b = ({key: values[quantity] for key, values in side.items()} for side in windows)
@@ -149,18 +144,16 @@ def _at_amount(kept: _Kept, basis: Literal["step", "tokens"]) -> MatchedComparis
     return MatchedComparison(basis, at, _UNITS[basis], tuple(comparisons))
 
 
-def _with_amount(sums: pd.DataFrame, basis: Literal["step", "tokens"]) -> pd.DataFrame:
-    amount = sums["step"].astype(float) if basis == "step" else sums["tokens"].cumsum()
-    return sums.drop(columns=["run_id", "arm"]).assign(amount=amount)
+def _amount(sums: Columns, basis: Literal["step", "tokens"]) -> np.ndarray:
+    return sums["step"] if basis == "step" else np.cumsum(sums["tokens"])
 
 
-def _window(frame: pd.DataFrame, at: float) -> pd.DataFrame:
-    inside = frame[(frame["amount"] > 0.8 * at) & (frame["amount"] <= at)]
-    return inside.drop(columns="amount")
+def _window(amount: np.ndarray, at: float) -> np.ndarray:
+    return (amount > 0.8 * at) & (amount <= at)
 
 
 def _at_reward(kept: _Kept) -> MatchedComparison:
-    paths = [{key: side.summary.paths[run] for key, run in runs.items()} for side, runs in kept]
+    paths = [{key: side.summary.by_run[run].path for key, run in runs.items()} for side, runs in kept]
     at = common_reward([path for side in paths for path in side.values()])
     if not np.isfinite(at):
         reason = "no reward is reached by all these runs that none of them starts with"

@@ -6,13 +6,22 @@ used the completion. All means are pooled over completions (groups, tokens) of t
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from lossbench.analysis.sums import EVAL_COLUMNS, ROLLOUT_COLUMNS, add_step_log, pooled, step_sums, sums_from_step_log
+from lossbench.analysis.sums import (
+    EVAL_COLUMNS,
+    ROLLOUT_COLUMNS,
+    Columns,
+    add_step_log,
+    as_columns,
+    pooled,
+    select,
+    step_sums,
+    sums_from_step_log,
+)
 from lossbench.analysis.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
 
 if TYPE_CHECKING:
@@ -98,25 +107,35 @@ RUN_COLUMNS = ["run_id", "arm", "mode", "seed", "policy", "policy_seed", "status
 
 
 @dataclass(frozen=True)
+class RunSummary:
+    """One run reduced.
+
+    - row: its row of `run_metrics` but for the metrics at the common reward
+    - sums: `sums.step_sums` of its completions, one row per step; evals: the same per evaluation
+    - lengths: how often each length occurs: columns late (0 early, 1 late), correct (0, 1), length_tokens, rows
+    - path: its smoothed trajectory
+    """
+
+    run_id: str
+    row: dict[str, Any]
+    sums: Columns
+    evals: Columns
+    lengths: Columns
+    path: Trajectory
+
+
+@dataclass(frozen=True)
 class Summary:
     """A sweep reduced to what analysis and report need.
 
-    - runs: the sweep's planned runs, as in `Sweep.runs`
-    - metrics: `run_metrics`, one row per run
-    - sums: `sums.step_sums` of all runs with `run_id` and `arm`, one row per run and step
-    - evals: the same for evaluations, one row per run and evaluation step
-    - lengths: run_id, arm, window (early, late), correct (bool), length_tokens, rows: how often each length occurs
-    - paths: run_id → smoothed `Trajectory`
-    - common_reward: the reward of `tokens_to_reward` and `length_at_reward`
-    - problems: what could not be read
+    `runs` are the planned runs, as in `Sweep.runs`; `metrics` is `run_metrics`; `by_run` has each run's reduction under
+    its run_id; `common_reward` is the reward of `tokens_to_reward` and `length_at_reward`; `problems` names what could
+    not be read.
     """
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
-    sums: pd.DataFrame
-    evals: pd.DataFrame
-    lengths: pd.DataFrame
-    paths: dict[str, Trajectory]
+    by_run: dict[str, RunSummary]
     common_reward: float
     problems: tuple[str, ...] = ()
 
@@ -127,101 +146,67 @@ def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.Dat
 
 
 def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
-    """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its runs."""
-    parts = [RunSummary.read(sweep, row) for row in sweep.runs.to_dict("records")]
-    paths = {part.run_id: part.path for part in parts}
+    """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its completed runs."""
+    parts = [read_run(sweep, run) for run in records(sweep.runs)]
     complete = [part.path for part in parts if part.row["complete"]]
     threshold = common_reward(complete) if reward_threshold is None else reward_threshold
     rows = []
     for part in parts:
         tokens, length = part.path.at_reward(threshold) if np.isfinite(threshold) else (np.nan, np.nan)
         rows.append({**part.row, "tokens_to_reward": tokens, "length_at_reward": length})
-    return Summary(
-        runs=sweep.runs,
-        metrics=pd.DataFrame(rows, columns=[*RUN_COLUMNS, *METRICS]),
-        sums=_stack([part.sums for part in parts]),
-        evals=_stack([part.evals for part in parts]),
-        lengths=_stack([part.lengths for part in parts]),
-        paths=paths,
-        common_reward=threshold,
-        problems=tuple(sweep.problems),
+    metrics = pd.DataFrame(rows, columns=[*RUN_COLUMNS, *METRICS])
+    return Summary(sweep.runs, metrics, {part.run_id: part for part in parts}, threshold, tuple(sweep.problems))
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a data frame as dictionaries."""
+    return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+
+
+def read_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
+    """Read and reduce the run that `run`, a row of `sweep.runs`, describes; only the columns needed are read."""
+    run_id = str(run["run_id"])
+    return reduce_run(
+        run,
+        rollouts=as_columns(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
+        steps=as_columns(sweep.run_table(run_id, "steps")),
+        evals=as_columns(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
     )
 
 
-def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=["run_id", "arm", "step"])
+def reduce_run(run: dict[str, Any], rollouts: Columns, steps: Columns, evals: Columns) -> RunSummary:
+    """Reduce one run's tables (columns as in the schema, of length 0 where a table is absent)."""
+    source = "rollouts" if len(rollouts["step"]) else "steps" if len(steps["step"]) else "none"
+    sums = add_step_log(sums_from_step_log(steps) if source == "steps" else step_sums(rollouts), steps)
+    planned = _steps_planned(run, sums)
+    path = trajectory(sums, planned)
+    early = pooled(sums, is_early(sums["step"], planned))
+    late = pooled(sums, is_late(sums["step"], planned))
+    eval_sums = step_sums(evals)
+    row = {
+        **{column: run.get(column) for column in RUN_COLUMNS},
+        "complete": run.get("status") == "completed",
+        "source": source,
+        **_windows(early, late),
+        **_whole_run(sums, steps, path, late["reward"]),
+        **_last_evaluation(eval_sums),
+    }
+    return RunSummary(str(run["run_id"]), row, sums, eval_sums, length_counts(rollouts, planned), path)
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What `summarise` keeps of one run."""
-
-    run_id: str
-    row: dict
-    sums: pd.DataFrame
-    evals: pd.DataFrame
-    lengths: pd.DataFrame
-    path: Trajectory
-
-    @classmethod
-    def read(cls, sweep: "Sweep", run: dict) -> "RunSummary":
-        """Reduce the run that `run`, a row of `sweep.runs`, describes."""
-        run_id = str(run["run_id"])
-        return cls.reduce(
-            run,
-            rollouts=_frame(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
-            steps=_frame(sweep.run_table(run_id, "steps")),
-            evals=_frame(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
-        )
-
-    @classmethod
-    def reduce(cls, run: dict, rollouts: pd.DataFrame, steps: pd.DataFrame, evals: pd.DataFrame) -> "RunSummary":
-        """Reduce one run's tables (columns as in the schema; empty frames where a table is absent)."""
-        names = {"run_id": str(run["run_id"]), "arm": str(run["arm"])}
-        source = "rollouts" if len(rollouts) else "steps" if len(steps) else "none"
-        sums = sums_from_step_log(steps) if source == "steps" else step_sums(rollouts)
-        sums = add_step_log(sums, steps)
-        planned = _steps_planned(run, sums)
-        path = trajectory(sums, planned)
-        metrics = {
-            "early": pooled(sums[is_early(sums["step"], planned)]),
-            "late": pooled(sums[is_late(sums["step"], planned)]),
-        }
-        eval_sums = step_sums(evals)
-        row = {
-            **{column: run.get(column) for column in RUN_COLUMNS},
-            "complete": run.get("status") == "completed",
-            "source": source,
-            **_windows(metrics["early"], metrics["late"]),
-            **_whole_run(sums, steps, path, metrics["late"]["reward"]),
-            **_last_evaluation(eval_sums),
-        }
-        lengths = length_counts(rollouts, planned).assign(**names)
-        return cls(names["run_id"], row, sums.assign(**names), eval_sums.assign(**names), lengths, path)
-
-
-def _frame(table: pa.Table) -> pd.DataFrame:
-    """A data frame whose flags are numbers, so that a null makes a column float rather than slow objects."""
-    flags = [i for i, field in enumerate(table.schema) if pa.types.is_boolean(field.type)]
-    for i in flags:
-        table = table.set_column(i, table.schema.names[i], table.column(i).cast(pa.int8()))
-    return table.to_pandas()
-
-
-def _steps_planned(run: dict, sums: pd.DataFrame) -> int:
+def _steps_planned(run: dict[str, Any], sums: Columns) -> int:
     planned = run.get("steps_planned")
-    if planned is not None and not pd.isna(planned):
+    if planned is not None and np.isfinite(planned):
         return int(planned)
-    return int(sums["step"].max()) if len(sums) else 0
+    return int(sums["step"].max()) if len(sums["step"]) else 0
 
 
-def is_late(step: pd.Series | np.ndarray, steps_planned: int) -> pd.Series | np.ndarray:
+def is_late(step: np.ndarray, steps_planned: int) -> np.ndarray:
     """Whether steps (numbered from 1) lie in the last fifth of `steps_planned`."""
     return (steps_planned - step) * 5 < steps_planned
 
 
-def is_early(step: pd.Series | np.ndarray, steps_planned: int) -> pd.Series | np.ndarray:
+def is_early(step: np.ndarray, steps_planned: int) -> np.ndarray:
     """Whether steps (numbered from 1) lie in the first fifth of `steps_planned`."""
     return (step - 1) * 5 < steps_planned
 
@@ -232,44 +217,42 @@ def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float
     row |= {f"late_{name}": late[name] for name in late if f"late_{name}" in METRICS}
     mean = early["length_mean"]
     if mean > 0:
-        variance = max(0.0, early["length_square_mean"] - mean**2)
-        row["early_length_cv"] = float(np.sqrt(variance)) / mean
+        row["early_length_cv"] = max(0.0, early["length_square_mean"] - mean**2) ** 0.5 / mean
         row["early_jensen_gap"] = early["inverse_length_mean"] - 1 / mean
     return row
 
 
-def _whole_run(sums: pd.DataFrame, steps: pd.DataFrame, path: Trajectory, late_reward: float) -> dict[str, float]:
+def _whole_run(sums: Columns, steps: Columns, path: Trajectory, late_reward: float) -> dict[str, float]:
     """Efficiency, slope after the plateau, tokens and time."""
-    total = sums.sum(numeric_only=True)
-    tokens = total.get("tokens", 0.0)
     slope, slope_ols = slope_after(sums, plateau_step(path, late_reward))
-    rewarded_length = total.get("length_sum", 0.0) if total.get("reward_rows", 0.0) else 0.0
-    wall = steps["wall_s"].sum(min_count=1) if len(steps) else np.nan
+    rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(sums["tokens"].sum())
+    wall = steps["wall_s"][~np.isnan(steps["wall_s"])]
     return {
-        "token_efficiency": 1000 * total["reward_sum"] / rewarded_length if rewarded_length else np.nan,
+        "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if rewarded_tokens else np.nan,
         "length_slope_plateau": slope,
         "length_slope_plateau_ols": slope_ols,
         "tokens_total": tokens if tokens > 0 else np.nan,
-        "wall_s": float(wall),
+        "wall_s": float(wall.sum()) if wall.size else np.nan,
     }
 
 
-def _last_evaluation(eval_sums: pd.DataFrame) -> dict[str, float]:
+def _last_evaluation(evals: Columns) -> dict[str, float]:
     """The evaluation metrics, from the last evaluation after training began."""
-    trained = eval_sums[eval_sums["step"] > 0]
-    if not len(trained):
+    if not len(evals["step"]) or evals["step"].max() <= 0:
         return {}
-    last = pooled(trained[trained["step"] == trained["step"].max()])
+    last = pooled(evals, evals["step"] == evals["step"].max())
     return {f"eval_{name}": value for name, value in last.items() if f"eval_{name}" in METRICS}
 
 
-def length_counts(rollouts: pd.DataFrame, steps_planned: int) -> pd.DataFrame:
-    """How many completions of one run have which length: window (early, late), correct, length_tokens, rows."""
-    known = rollouts[rollouts["length_tokens"].notna() & rollouts["correct"].notna() & rollouts["step"].notna()]
+def length_counts(rollouts: Columns, steps_planned: int) -> Columns:
+    """How many early (late 0) and late (late 1) completions of one run, correct or not, have which length."""
+    known = ~(np.isnan(rollouts["length_tokens"]) | np.isnan(rollouts["correct"]) | np.isnan(rollouts["step"]))
+    rows = select(rollouts, known)
     parts = []
-    for window, inside in (("early", is_early), ("late", is_late)):
-        rows = known[inside(known["step"].astype(int), steps_planned)]
-        counted = rows.groupby(["correct", "length_tokens"], observed=True).size().rename("rows").reset_index()
-        parts.append(counted.assign(window=window))
-    table = pd.concat(parts, ignore_index=True)
-    return table.astype({"correct": bool, "length_tokens": int})[["window", "correct", "length_tokens", "rows"]]
+    for late, inside in ((0, is_early), (1, is_late)):
+        for correct in (0, 1):
+            mask = inside(rows["step"], steps_planned) & (rows["correct"] == correct)
+            lengths, counts = np.unique(rows["length_tokens"][mask], return_counts=True)
+            flags = np.full((2, len(lengths)), [[late], [correct]])
+            parts.append(np.vstack([flags, lengths, counts]))
+    return dict(zip(("late", "correct", "length_tokens", "rows"), np.hstack(parts), strict=True))

@@ -14,11 +14,11 @@ from scipy import stats as scipy_stats
 
 Alternative = Literal["greater", "less", "two-sided"]
 
-EXACT_PAIRS = 20
+EXACT_PAIRS = 18
 """Up to this many pairs all 2ⁿ sign patterns are enumerated; beyond it they are sampled."""
 
-SAMPLED_FLIPS = 99_999
-"""Random sign patterns drawn when there are more than `EXACT_PAIRS` pairs."""
+SAMPLED_FLIPS = 50_000
+"""Random sign patterns drawn, each used with its opposite, when there are more than `EXACT_PAIRS` pairs."""
 
 RESAMPLES = 9_999
 """Default number of bootstrap resamples."""
@@ -47,8 +47,8 @@ class Interval:
 def sign_flip_p(differences: np.ndarray, alternative: Alternative = "two-sided", seed: int = 0) -> np.ndarray:
     """p-values of the paired sign-flip test along the last axis of `differences`, shape (..., n) → (...).
 
-    Exact for n ≤ `EXACT_PAIRS`, otherwise (1 + hits)/(1 + `SAMPLED_FLIPS`) over sign patterns drawn with `seed`. n = 0
-    and NaN differences give NaN.
+    Exact for n ≤ `EXACT_PAIRS`; beyond it (1 + hits)/(1 + draws) over sign patterns drawn with `seed`. n = 0 and NaN
+    differences give NaN.
     """
     differences = np.asarray(differences, dtype=float)
     n = differences.shape[-1]
@@ -56,28 +56,33 @@ def sign_flip_p(differences: np.ndarray, alternative: Alternative = "two-sided",
         return np.full(differences.shape[:-1], np.nan)
     observed = differences.sum(axis=-1, keepdims=True)
     slack = _TIE_TOLERANCE * np.abs(differences).sum(axis=-1, keepdims=True)
-    if n <= EXACT_PAIRS:
-        sums, extra = _all_flipped_sums(differences), 0
-    else:
-        signs = np.random.default_rng(seed).integers(0, 2, size=(SAMPLED_FLIPS, n), dtype=np.int8) * 2 - 1
-        sums, extra = differences @ signs.T.astype(float), 1
-    if alternative == "greater":
-        hits = sums >= observed - slack
-    elif alternative == "less":
-        hits = sums <= observed + slack
-    else:
-        hits = np.abs(sums) >= np.abs(observed) - slack
-    p = (hits.sum(axis=-1) + extra) / (sums.shape[-1] + extra)
+    exact = n <= EXACT_PAIRS
+    sums = _half_of_flipped_sums(differences) if exact else _drawn_flipped_sums(differences, seed)
+    # A pattern's opposite has the opposite sum, so half of the patterns stand for all.
+    above, below = (sums >= observed - slack), (sums <= slack - observed)
+    if alternative == "less":
+        above, below = (sums <= observed + slack), (sums >= -observed - slack)
+    elif alternative == "two-sided":
+        above = below = np.abs(sums) >= np.abs(observed) - slack
+    hits = above.sum(axis=-1) + below.sum(axis=-1)
+    p = hits / (2 * sums.shape[-1]) if exact else (hits + 1) / (2 * sums.shape[-1] + 1)
     return np.where(np.isnan(observed[..., 0]), np.nan, p)
 
 
-def _all_flipped_sums(differences: np.ndarray) -> np.ndarray:
-    """Sums of `differences` (..., n) under every sign pattern, shape (..., 2ⁿ)."""
-    sums = np.zeros((*differences.shape[:-1], 1))
-    for k in range(differences.shape[-1]):
+def _half_of_flipped_sums(differences: np.ndarray) -> np.ndarray:
+    """Sums of `differences` (..., n) under every sign pattern that keeps the first sign, shape (..., 2ⁿ⁻¹)."""
+    sums = differences[..., :1]
+    for k in range(1, differences.shape[-1]):
         column = differences[..., k : k + 1]
         sums = np.concatenate([sums + column, sums - column], axis=-1)
     return sums
+
+
+def _drawn_flipped_sums(differences: np.ndarray, seed: int) -> np.ndarray:
+    """Sums of `differences` (..., n) under random sign patterns, shape (..., `SAMPLED_FLIPS`)."""
+    shape = (differences.shape[-1], SAMPLED_FLIPS)
+    signs = np.random.default_rng(seed).integers(0, 2, size=shape, dtype=np.int8)
+    return differences @ (2.0 * signs - 1.0)
 
 
 def smallest_p(n: int, alternative: Alternative = "two-sided") -> float:
@@ -144,7 +149,8 @@ def bootstrap_interval(
         (a, b), value, paired=True, vectorized=True, n_resamples=resamples, confidence_level=confidence,
         method="percentile", rng=rng,
     )  # fmt: skip
-    return Interval(estimate, *(float(bound) for bound in result.confidence_interval), confidence)
+    low, high = result.confidence_interval
+    return Interval(estimate, float(low), float(high), confidence)
 
 
 def power_paired_t(d_z: float, n: int, alpha: float = 0.05, sides: Literal[1, 2] = 2) -> float:
@@ -206,8 +212,9 @@ def tost(differences: Sequence[float] | np.ndarray, low: float, high: float) -> 
         return float("nan")
     if values.std(ddof=1) == 0:
         return 0.0 if low < values[0] < high else 1.0
-    above = scipy_stats.ttest_1samp(values, low, alternative="greater").pvalue
-    below = scipy_stats.ttest_1samp(values, high, alternative="less").pvalue
+    mean, error = values.mean(), values.std(ddof=1) / np.sqrt(values.size)
+    above = scipy_stats.t.sf((mean - low) / error, values.size - 1)
+    below = scipy_stats.t.cdf((mean - high) / error, values.size - 1)
     return float(max(above, below))
 
 

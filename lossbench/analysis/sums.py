@@ -6,7 +6,10 @@ per step, and metrics and curves only add these up.
 """
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
+
+Columns = dict[str, np.ndarray]
+"""A table as float64 arrays of equal length, NaN where a cell is null."""
 
 ROLLOUT_COLUMNS = ["step", "generation", "group", "length_tokens", "terminated", "reward", "correct"]
 """The rollout columns that `step_sums` reads."""
@@ -33,21 +36,42 @@ RATIOS: dict[str, tuple[str, str]] = {
 }
 """Pooled quantity → (numerator, denominator) among the columns of the sums; NaN where the denominator is 0."""
 
-_PER_TOKEN = {"entropy": "entropy", "clip": "clip_frac", "kl": "kl"}
+_LOGGED_MEANS = {
+    "length_mean": "length_mean", "length_correct": "length_correct", "length_incorrect": "length_incorrect",
+    "length_terminated": "length_terminated", "reward": "reward_mean", "truncated_frac": "truncated_frac",
+    "zero_std_frac": "zero_std_frac",
+}  # fmt: skip
 
 
-def step_sums(rows: pd.DataFrame) -> pd.DataFrame:
+def as_columns(table: pa.Table) -> Columns:
+    """The numbers and flags of `table` (true 1, false 0) as `Columns`; text columns are left out."""
+    columns = {}
+    for field in table.schema:
+        column = table.column(field.name)
+        if pa.types.is_boolean(field.type):
+            column = column.cast(pa.int8())
+        elif not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+            continue
+        columns[field.name] = column.cast(pa.float64()).to_numpy()
+    return columns
+
+
+def select(columns: Columns, mask: np.ndarray) -> Columns:
+    """The rows of `columns` where `mask` holds."""
+    return {name: values[mask] for name, values in columns.items()}
+
+
+def step_sums(rows: Columns) -> Columns:
     """One row per step of one run, sorted by step: the counts and sums over its completions.
 
     `rows` has the columns of `ROLLOUT_COLUMNS` or `EVAL_COLUMNS`; rows without a length are left out, and a missing
     `correct`, `reward` or `terminated` leaves the row out of the sums that need it.
     """
-    rows = rows[rows["length_tokens"].notna() & rows["step"].notna()]
-    step_values, step_codes = np.unique(rows["step"].to_numpy(dtype=np.int64), return_inverse=True)
-    lengths = rows["length_tokens"].to_numpy(dtype=float)
-    correct, incorrect = _flags(rows["correct"])
-    ended, cut = _flags(rows["terminated"])
-    rewards = rows["reward"].to_numpy(dtype=float, na_value=np.nan)
+    rows = select(rows, ~(np.isnan(rows["length_tokens"]) | np.isnan(rows["step"])))
+    step_values, step_codes = np.unique(rows["step"], return_inverse=True)
+    lengths, rewards = rows["length_tokens"], rows["reward"]
+    correct, incorrect = (rows["correct"] == flag for flag in (1, 0))
+    ended, cut = (rows["terminated"] == flag for flag in (1, 0))
     rewarded = ~np.isnan(rewards)
 
     def total(weights: np.ndarray) -> np.ndarray:
@@ -55,142 +79,138 @@ def step_sums(rows: pd.DataFrame) -> pd.DataFrame:
 
     sums = {
         "step": step_values,
-        "rows": total(np.ones(len(rows))),
+        "rows": total(np.ones(len(lengths))),
         "length_sum": total(lengths),
         "tokens": total(lengths),
         "correct_rows": total(correct),
         "correct_length_sum": total(correct * lengths),
         "incorrect_rows": total(incorrect),
         "incorrect_length_sum": total(incorrect * lengths),
-        "judged_rows": total(correct + incorrect),
+        "judged_rows": total(correct | incorrect),
         "terminated_rows": total(ended),
         "terminated_length_sum": total(ended * lengths),
         "truncated_rows": total(cut),
-        "ending_rows": total(ended + cut),
+        "ending_rows": total(ended | cut),
         "reward_rows": total(rewarded),
         "reward_sum": total(np.where(rewarded, rewards, 0.0)),
+        "rewarded_length_sum": total(rewarded * lengths),
         "inverse_length_sum": total(np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)),
         "length_square_sum": total(lengths**2),
     }
-    groups = _group_sums(rows, step_codes, len(step_values), lengths, correct, incorrect, rewards)
-    return pd.DataFrame({**sums, **groups})
+    return sums | _group_sums(rows, step_codes, len(step_values))
 
 
-def _flags(column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """A nullable flag column as two 0/1 float arrays: is true, is false."""
-    values = column.to_numpy(dtype=float, na_value=np.nan)
-    return (values == 1.0).astype(float), (values == 0.0).astype(float)
-
-
-def _group_sums(
-    rows: pd.DataFrame,
-    step_codes: np.ndarray,
-    steps: int,
-    lengths: np.ndarray,
-    correct: np.ndarray,
-    incorrect: np.ndarray,
-    rewards: np.ndarray,
-) -> dict[str, np.ndarray]:
+def _group_sums(rows: Columns, step_codes: np.ndarray, steps: int) -> Columns:
     """Per step: groups with rewards, those whose rewards are all equal, mixed groups and their summed length gaps."""
-    names = ("groups", "zero_std_groups", "mixed_groups", "mixed_gap_sum")
     group_codes = _group_codes(rows, step_codes)
     known = group_codes >= 0
-    if not known.any():
-        return {name: np.zeros(steps) for name in names}
-    codes, count = group_codes[known], int(group_codes.max()) + 1
+    rows, codes, step_codes = select(rows, known), group_codes[known], step_codes[known]
+    count = int(codes.max()) + 1 if len(codes) else 0
+    lengths, rewards = rows["length_tokens"], rows["reward"]
 
     def total(values: np.ndarray) -> np.ndarray:
-        return np.bincount(codes, weights=values[known], minlength=count)
+        return np.bincount(codes, weights=values, minlength=count)
 
+    correct, incorrect = (rows["correct"] == flag for flag in (1, 0))
     n_correct, n_incorrect = total(correct), total(incorrect)
     mixed = (n_correct > 0) & (n_incorrect > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         gap = total(incorrect * lengths) / n_incorrect - total(correct * lengths) / n_correct
     lowest, highest = np.full(count, np.inf), np.full(count, -np.inf)
-    np.fmin.at(lowest, codes, rewards[known])
-    np.fmax.at(highest, codes, rewards[known])
+    np.fmin.at(lowest, codes, rewards)
+    np.fmax.at(highest, codes, rewards)
     rewarded = np.isfinite(lowest)
     step_of_group = np.zeros(count, dtype=np.int64)
-    step_of_group[codes[::-1]] = step_codes[known][::-1]
+    step_of_group[codes[::-1]] = step_codes[::-1]
+    values = {
+        "groups": rewarded,
+        "zero_std_groups": rewarded & (lowest == highest),
+        "mixed_groups": mixed,
+        "mixed_gap_sum": np.where(mixed, gap, 0.0),
+    }
+    return {name: np.bincount(step_of_group, weights=value, minlength=steps) for name, value in values.items()}
 
-    def per_step(values: np.ndarray) -> np.ndarray:
-        return np.bincount(step_of_group, weights=values, minlength=steps)
 
-    values = (rewarded, rewarded & (lowest == highest), mixed, np.where(mixed, gap, 0.0))
-    return {name: per_step(np.asarray(value, dtype=float)) for name, value in zip(names, values, strict=True)}
-
-
-def _group_codes(rows: pd.DataFrame, step_codes: np.ndarray) -> np.ndarray:
+def _group_codes(rows: Columns, step_codes: np.ndarray) -> np.ndarray:
     """A dense number per prompt group, -1 where the group is null. Rounds without a generation number count by step."""
-    groups = rows["group"].to_numpy(dtype=float, na_value=np.nan)
+    groups = rows["group"]
     rounds = step_codes.astype(float)
     if "generation" in rows:
-        generations = rows["generation"].to_numpy(dtype=float, na_value=np.nan)
-        rounds = np.where(np.isnan(generations), rounds, generations)
+        rounds = np.where(np.isnan(rows["generation"]), rounds, rows["generation"])
     missing = np.isnan(groups)
     width = np.nanmax(groups) + 1 if not missing.all() else 1.0
-    codes, _ = pd.factorize(rounds * width + np.where(missing, 0.0, groups))
-    return np.where(missing, -1, codes)
+    keys = rounds * width + np.where(missing, 0.0, groups)
+    # Rows of a group stand together as a rule: number the stretches, then merge stretches of equal key.
+    starts = np.ones(len(keys), dtype=bool)
+    starts[1:] = keys[1:] != keys[:-1]
+    _, merged = np.unique(keys[starts], return_inverse=True)
+    return np.where(missing, -1, merged[np.cumsum(starts) - 1] if len(keys) else 0)
 
 
-def add_step_log(sums: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """`sums` with the logged per-token means of the `steps` table added as token-weighted sums, for every logged step.
+def add_step_log(sums: Columns, log: Columns) -> Columns:
+    """`sums` with the means that the `steps` table logs added as token-weighted sums, for every logged step.
 
-    Optimizer steps that began no new generation have no completions of their own; their row sums are 0.
+    Optimizer steps that began no new generation have no completions of their own; their row sums are 0. Where the token
+    count of a step is not logged, its means count as one token.
     """
-    log = steps[steps["step"].notna()].drop_duplicates("step", keep="last")
-    tokens = log["tokens"].to_numpy(dtype=float, na_value=np.nan)
-    # Where the token count of a step is not logged, its means count as one step each.
-    tokens = np.where(np.isnan(tokens), 1.0, tokens)
-    extra = {"step": log["step"].to_numpy(dtype=np.int64)}
-    for name, column in _PER_TOKEN.items():
-        values = log[column].to_numpy(dtype=float, na_value=np.nan)
-        extra[f"{name}_sum"] = np.where(np.isfinite(values), values * tokens, 0.0)
-        extra[f"{name}_tokens"] = np.where(np.isfinite(values), tokens, 0.0)
-    norms = log["grad_norm"].to_numpy(dtype=float, na_value=np.nan)
-    extra["grad_norm_sum"] = np.where(np.isfinite(norms), norms, 0.0)
-    extra["grad_norm_steps"] = np.isfinite(norms).astype(float)
-    merged = sums.merge(pd.DataFrame(extra), on="step", how="outer", sort=True)
-    return merged.fillna(0.0)
+    log = _last_of_each_step(log)
+    steps = np.union1d(sums["step"], log["step"])
+    merged = {"step": steps}
+    place = np.searchsorted(steps, sums["step"])
+    for name in sums:
+        if name != "step":
+            merged[name] = np.zeros(len(steps))
+            merged[name][place] = sums[name]
+    tokens = np.where(np.isnan(log["tokens"]), 1.0, log["tokens"])
+    place = np.searchsorted(steps, log["step"])
+    for quantity, weights in (("entropy", tokens), ("clip_frac", tokens), ("kl", tokens), ("grad_norm", 1.0)):
+        known = np.isfinite(log[quantity])
+        for name, values in zip(RATIOS[quantity], (log[quantity] * weights, weights), strict=True):
+            merged[name] = np.zeros(len(steps))
+            merged[name][place] = np.where(known, values, 0.0)
+    return merged
 
 
-def sums_from_step_log(steps: pd.DataFrame) -> pd.DataFrame:
+def _last_of_each_step(log: Columns) -> Columns:
+    """The rows of a step log in step order, the last of rows that repeat a step."""
+    log = select(log, ~np.isnan(log["step"]))
+    order = np.argsort(log["step"], kind="stable")
+    ordered = select(log, order)
+    last = np.ones(len(order), dtype=bool)
+    last[:-1] = ordered["step"][1:] != ordered["step"][:-1]
+    return select(ordered, last)
+
+
+def sums_from_step_log(log: Columns) -> Columns:
     """Sums for a run without recorded completions: each logged step counts once, whatever its number of rows.
 
     Logs of other trainers hold per-step means only; the result is then a mean of means, and the metrics' column
     `source` says so.
     """
-    log = steps[steps["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
-    sums = {"step": log["step"].to_numpy(dtype=np.int64)}
-    pairs = {
-        "length_mean": "length_mean", "length_correct": "length_correct", "length_incorrect": "length_incorrect",
-        "length_terminated": "length_terminated", "reward": "reward_mean", "truncated_frac": "truncated_frac",
-        "zero_std_frac": "zero_std_frac",
-    }  # fmt: skip
-    for quantity, column in pairs.items():
-        values = log[column].to_numpy(dtype=float, na_value=np.nan)
+    log = _last_of_each_step(log)
+    sums = {"step": log["step"], "tokens": np.nan_to_num(log["tokens"])}
+    for quantity, column in _LOGGED_MEANS.items():
+        known = np.isfinite(log[column])
         numerator, denominator = RATIOS[quantity]
-        sums[numerator] = np.where(np.isfinite(values), values, 0.0)
-        sums[denominator] = np.isfinite(values).astype(float)
-    sums["tokens"] = log["tokens"].to_numpy(dtype=float, na_value=0.0)
-    return pd.DataFrame(sums)
+        sums[numerator] = np.where(known, log[column], 0.0)
+        sums[denominator] = known.astype(float)
+    sums["rewarded_length_sum"] = sums["length_sum"] * sums["reward_rows"]
+    return sums
 
 
-def ratios(sums: pd.DataFrame) -> pd.DataFrame:
-    """The pooled quantities of `RATIOS` for each row of `sums` (rows of already added-up windows), NaN over nothing."""
-    pooled = {}
+def pooled(sums: Columns, mask: np.ndarray | slice = slice(None)) -> dict[str, float]:
+    """The quantities of `RATIOS` over the rows of `sums` in `mask` together; NaN over nothing."""
+    values = {}
     for quantity, (numerator, denominator) in RATIOS.items():
-        if numerator not in sums or denominator not in sums:
-            pooled[quantity] = np.full(len(sums), np.nan)
-            continue
-        bottom = sums[denominator].to_numpy(dtype=float)
-        pooled[quantity] = np.divide(
-            sums[numerator].to_numpy(dtype=float), bottom, out=np.full(len(sums), np.nan), where=bottom > 0
-        )
-    return pd.DataFrame(pooled, index=sums.index)
+        bottom = float(sums[denominator][mask].sum()) if denominator in sums and numerator in sums else 0.0
+        values[quantity] = float(sums[numerator][mask].sum()) / bottom if bottom > 0 else float("nan")
+    return values
 
 
-def pooled(sums: pd.DataFrame) -> dict[str, float]:
-    """The pooled quantities over all rows of `sums` together."""
-    row = ratios(sums.drop(columns="step").sum().to_frame().T).iloc[0]
-    return {name: float(value) for name, value in row.items()}
+def pooled_by_block(sums: Columns, blocks: np.ndarray, count: int, quantity: str) -> np.ndarray:
+    """One of the `RATIOS` pooled over each block of rows, shape (count,); `blocks` numbers the rows' blocks from 0."""
+    numerator, denominator = RATIOS[quantity]
+    if numerator not in sums or denominator not in sums:
+        return np.full(count, np.nan)
+    top, bottom = (np.bincount(blocks, weights=sums[name], minlength=count) for name in (numerator, denominator))
+    return np.divide(top, bottom, out=np.full(count, np.nan), where=bottom > 0)

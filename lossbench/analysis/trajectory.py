@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from scipy import stats as scipy_stats
+
+from lossbench.analysis.sums import Columns, select
 
 SMOOTHING = 0.05
 """Width of the trailing window of a trajectory, as a share of the planned steps."""
@@ -44,24 +45,25 @@ class Trajectory:
         if k == 0:
             return float(self.tokens[0]), float(self.length_tokens[0])
         share = (threshold - self.reward[k - 1]) / (self.reward[k] - self.reward[k - 1])
-        return tuple(float(y[k - 1] + share * (y[k] - y[k - 1])) for y in (self.tokens, self.length_tokens))
+        tokens, length = (float(y[k - 1] + share * (y[k] - y[k - 1])) for y in (self.tokens, self.length_tokens))
+        return tokens, length
 
 
-def trajectory(sums: pd.DataFrame, steps_planned: int) -> Trajectory:
+def trajectory(sums: Columns, steps_planned: int) -> Trajectory:
     """The path of one run from its step sums (`sums.step_sums`), smoothed over `SMOOTHING` of `steps_planned`."""
-    used = sums[sums["rows"] > 0]
-    step = used["step"].to_numpy(dtype=np.int64)
+    used = select(sums, sums["rows"] > 0)
+    step = used["step"]
     width = max(1, round(SMOOTHING * steps_planned))
     before = np.searchsorted(step, step - width, side="right")
 
     def trailing(column: str) -> np.ndarray:
-        total = np.concatenate([[0.0], np.cumsum(used[column].to_numpy(dtype=float))])
+        total = np.concatenate([[0.0], np.cumsum(used[column])])
         return total[1:] - total[before]
 
     with np.errstate(invalid="ignore", divide="ignore"):
         reward = trailing("reward_sum") / trailing("reward_rows")
         length = trailing("length_sum") / trailing("rows")
-    tokens = np.cumsum(used["tokens"].to_numpy(dtype=float))
+    tokens = np.cumsum(used["tokens"])
     whole = (step >= width) & np.isfinite(reward)
     return Trajectory(step[whole], tokens[whole], reward[whole], length[whole])
 
@@ -81,7 +83,7 @@ def plateau_step(path: Trajectory, late_reward: float) -> int | None:
     return int(path.step[reached[0]]) if reached.size else None
 
 
-def slope_after(sums: pd.DataFrame, first_step: int | None) -> tuple[float, float]:
+def slope_after(sums: Columns, first_step: int | None) -> tuple[float, float]:
     """Theil-Sen and least-squares slope of mean length against step from `first_step` on, tokens per 100 steps.
 
     NaN with fewer than `PLATEAU_STEPS` steps. Long runs are first pooled into at most 400 blocks of equal size, since
@@ -89,16 +91,14 @@ def slope_after(sums: pd.DataFrame, first_step: int | None) -> tuple[float, floa
     """
     if first_step is None:
         return float("nan"), float("nan")
-    used = sums[(sums["rows"] > 0) & (sums["step"] >= first_step)]
-    if len(used) < PLATEAU_STEPS:
+    used = select(sums, (sums["rows"] > 0) & (sums["step"] >= first_step))
+    points = len(used["step"])
+    if points < PLATEAU_STEPS:
         return float("nan"), float("nan")
-    block = np.arange(len(used)) * min(len(used), _SLOPE_POINTS) // len(used)
-    counts = np.bincount(block)
-    step = np.bincount(block, weights=used["step"].to_numpy(dtype=float)) / counts
-    length = np.bincount(block, weights=used["length_sum"].to_numpy(dtype=float)) / np.bincount(
-        block, weights=used["rows"].to_numpy(dtype=float)
-    )
-    theil_sen = scipy_stats.theilslopes(length, step)[0]
+    block = np.arange(points) * min(points, _SLOPE_POINTS) // points
+    step = np.bincount(block, weights=used["step"]) / np.bincount(block)
+    length = np.bincount(block, weights=used["length_sum"]) / np.bincount(block, weights=used["rows"])
+    theil_sen = scipy_stats.theilslopes(length, step).slope  # pyright: ignore[reportAttributeAccessIssue]
     least_squares = np.polyfit(step, length, 1)[0]
     return 100 * float(theil_sen), 100 * float(least_squares)
 
