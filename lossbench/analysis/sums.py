@@ -57,7 +57,9 @@ def as_columns(table: pa.Table) -> Columns:
 
 
 def select(columns: Columns, mask: np.ndarray) -> Columns:
-    """The rows of `columns` where `mask` holds."""
+    """The rows of `columns` where `mask` holds, or those that an array of row numbers names."""
+    if mask.dtype == bool and mask.all():
+        return columns
     return {name: values[mask] for name, values in columns.items()}
 
 

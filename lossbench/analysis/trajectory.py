@@ -16,7 +16,7 @@ PLATEAU_SHARE = 0.95
 PLATEAU_STEPS = 10
 """Fewest points after the plateau from which a slope is taken."""
 
-_SLOPE_POINTS = 400
+_SLOPE_POINTS = 250
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def plateau_step(path: Trajectory, late_reward: float) -> int | None:
 def slope_after(sums: Columns, first_step: int | None) -> tuple[float, float]:
     """Theil-Sen and least-squares slope of mean length against step from `first_step` on, tokens per 100 steps.
 
-    NaN with fewer than `PLATEAU_STEPS` steps. Long runs are first pooled into at most 400 blocks of equal size, since
+    NaN with fewer than `PLATEAU_STEPS` steps. Long runs are first pooled into at most 250 blocks of equal size, since
     the estimator looks at every pair of points.
     """
     if first_step is None:
