@@ -63,10 +63,10 @@ def unwrapped(model: nn.Module) -> Any:
     inner: Any = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
     if hasattr(inner, "get_base_model"):
         if any(getattr(config, "is_prompt_learning", False) for config in inner.peft_config.values()):
-            raise UsageError("the built-in sampler does not know adapters with virtual prompt tokens: use --sampler generate")
+            raise UsageError("adapters with virtual prompt tokens need the stock sampler: use --sampler generate")
         inner = inner.get_base_model()
     if getattr(inner.config, "is_encoder_decoder", False):
-        raise UsageError(f"{type(inner).__name__} is an encoder-decoder: the built-in sampler wants a causal language model")
+        raise UsageError(f"{type(inner).__name__} is an encoder-decoder: give a causal language model")
     return inner
 
 

@@ -16,10 +16,10 @@ def row_uniforms(
 ) -> Tensor:
     """Uniform numbers of a batch of rows, each row from a stream of its own.
 
-    Row b is a function of (seed, stream, generation, prompt_ids[b], samples[b]) alone: not of the other rows, the batch's
-    order, the rank or `width` (a wider table begins with the narrower one). The streams are those of the counter-based
-    generator Philox4x64-10 (Salmon et al. 2011, as in numpy.random.Philox): `seed` and `stream` are its key, the other three
-    are words of its counter, so two different rows never share a number's counter.
+    Row b is a function of (seed, stream, generation, prompt_ids[b], samples[b]) alone: not of the other rows, the
+    batch's order, the rank or `width` (a wider table begins with the narrower one). The streams are those of the
+    counter-based generator Philox4x64-10 (Salmon et al. 2011, as in numpy.random.Philox): `seed` and `stream` are its
+    key, the other three are words of its counter, so two different rows never share a counter value.
 
     Args:
         seed: the run's seed, 0 <= seed < 2**64 (as are all integers here).
@@ -38,8 +38,8 @@ def row_uniforms(
     if len(prompt_ids) != len(samples):
         raise ValueError(f"prompt_ids has {len(prompt_ids)} rows and samples {len(samples)}: give one of each per row")
     words = [seed, stream, generation, *prompt_ids, *samples]
-    if width < 0 or any(not 0 <= word < _WORD for word in words):
-        raise ValueError(f"seed, stream, generation, prompt_ids and samples must lie in [0, 2**64), width ({width}) in [0, ...)")
+    if any(not 0 <= word < _WORD for word in words):
+        raise ValueError("seed, stream, generation, prompt_ids and samples must lie in [0, 2**64)")
     key = np.array([seed, stream], dtype=np.uint64)
     bits_BT = np.empty((len(samples), width), dtype=np.uint64)
     for row, (prompt, sample) in enumerate(zip(prompt_ids, samples, strict=True)):
@@ -52,7 +52,7 @@ def row_uniforms(
 def check_draw_settings(temperature: float, top_p: float, top_k: int) -> None:
     """Raise UsageError unless temperature > 0, 0 < top_p <= 1 and top_k >= 0."""
     if not 0.0 < temperature < float("inf"):
-        raise UsageError(f"temperature is {temperature}: it must be a number above 0 (greedy decoding is its own option)")
+        raise UsageError(f"temperature is {temperature}: it must be a number above 0 (greedy is its own option)")
     if not 0.0 < top_p <= 1.0:
         raise UsageError(f"top_p is {top_p}: it must lie in (0, 1], 1 switches it off")
     if top_k < 0:

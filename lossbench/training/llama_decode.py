@@ -1,7 +1,7 @@
 """The decode step of the Llama family, written out without the per-call work of the model classes.
 
-Formulas: RMSNorm (Zhang & Sennrich 2019), rotary positions in the half-split layout (Su et al. 2021), grouped-query attention
-(Ainslie et al. 2023), SwiGLU (Shazeer 2020), as the Llama and Qwen2 classes of transformers 5 combine them.
+Formulas: RMSNorm (Zhang & Sennrich 2019), rotary positions in the half-split layout (Su et al. 2021), grouped-query
+attention (Ainslie et al. 2023), SwiGLU (Shazeer 2020), as the Llama and Qwen2 classes of transformers 5 combine them.
 """
 
 from dataclasses import dataclass
@@ -12,19 +12,24 @@ from torch import Tensor, nn
 
 from lossbench.training.decode import read_prompts
 
-# CPU matrix libraries multiply from four rows on up to twice as fast as weight @ rows^T, where the weights exceed the caches;
-# below that size a transposed copy of the weights, made once per batch, is fastest.
+# Where weights exceed the caches, CPU matrix libraries compute weight @ rows^T up to twice as fast as rows @ weight^T
+# from four rows on; for smaller weights a transposed copy, made once per batch of prompts, is fastest.
 _WIDE_WEIGHT_ELEMENTS = 1 << 17
 _WIDE_WEIGHT_ROWS = 4
 _FIRST_CAPACITY_TOKENS = 64
+_KNOWN_MODULES = (
+    "transformers.activations",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+)
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def computes_plain_llama(model: Any) -> bool:
     """Whether `LlamaDecoder` computes what this model's forward computes (with dropout off).
 
-    True for the unmodified Llama and Qwen2 classes of transformers (SmolLM2 is a Llama) with full attention, SiLU, rotary
-    tables that do not depend on the length, one dtype and one device, and no hooks, adapters or patched forwards.
+    True for the unmodified Llama and Qwen2 classes of transformers (SmolLM2 is a Llama) with full attention, SiLU,
+    rotary tables that do not depend on the length, one dtype and one device, no hooks, adapters or patched forwards.
     """
     from transformers import LlamaForCausalLM, Qwen2ForCausalLM
 
@@ -36,21 +41,18 @@ def computes_plain_llama(model: Any) -> bool:
         return False
     if (config.rope_parameters or {}).get("rope_type", "default") not in _STATIC_ROPE:
         return False
-    kinds = {(type(p), p.dtype, p.device.type, p.device.index) for p in model.parameters()}
-    plain_types = (nn.Parameter,)
-    return len(kinds) == 1 and next(iter(kinds))[0] in plain_types and all(map(_is_untouched, model.modules()))
+    parameters = list(model.parameters())
+    if any(type(p) is not nn.Parameter for p in parameters) or len({(p.dtype, p.device) for p in parameters}) != 1:
+        return False
+    return all(_is_untouched(module) for module in model.modules())
 
 
 def _is_untouched(module: nn.Module) -> bool:
     """Whether a module is of a known class with its own forward and no hooks."""
-    known = type(module).__module__.startswith(("transformers.models.llama.", "transformers.models.qwen2."))
-    plain = known or type(module) in (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU) or _is_activation(module)
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return plain and not hooked
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return type(module).__module__ == "transformers.activations" and type(module).__name__ == "SiLUActivation"
+    kind = type(module)
+    if kind.__module__ not in _KNOWN_MODULES and kind not in (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU):
+        return False
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 class _Projection:
@@ -125,9 +127,9 @@ def _read_layer(layer: Any) -> _Layer:
 
 
 class LlamaDecoder:
-    """Decoding with the layers' weights as they are when `prefill` is called, and a cache that never copies a row that stays.
+    """Decoding with the weights as they are when `prefill` is called, and a cache in which rows that stay do not move.
 
-    The cache is one tensor (layers, rows, kv heads, 2, positions, head size); a row that leaves is overwritten by the last one.
+    The cache is one tensor (layers, rows, kv heads, 2, positions, head size); the last rows overwrite those that leave.
     """
 
     def __init__(self, model: Any) -> None:
@@ -201,7 +203,7 @@ class LlamaDecoder:
         return self._head(self._norm_out(hidden_BD))
 
     def _attend(self, index: int, qkv_BE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention of the newest position over all positions of its row, storing its key and value: (B, heads * head size)."""
+        """Store the newest position's key and value and attend over its row: (B, query heads * head size)."""
         rows, kv_heads, head_size = len(qkv_BE), self._kv_heads, self._head_size
         heads_BHD = qkv_BE.reshape(rows, -1, head_size)
         turned = heads_BHD[:, : self._query_heads + kv_heads].view(rows, -1, 2, head_size // 2)

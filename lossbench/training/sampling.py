@@ -32,11 +32,11 @@ def sample(
 ) -> list[list[int]]:
     """Draw one completion per row from a causal language model of transformers.
 
-    Token t of row b is the inverse CDF of the model's next-token distribution at `uniforms_BT[b, t]`. So a completion depends
-    on its prompt and its uniform numbers alone, not on the batch around it (up to the rounding of matrix products, which can
-    matter only where a uniform number lies within about 1e-7 of a boundary). The distribution is that of `generate` with the
-    same temperature, top_k and top_p. Weights are read at each call. Completions come from the policy without dropout,
-    whatever mode the model is in; no gradient is recorded.
+    Token t of row b is the inverse CDF of the model's next-token distribution at `uniforms_BT[b, t]`. So a completion
+    depends on its prompt and its uniform numbers alone, not on the batch around it, up to the rounding of matrix
+    products: in float32 that can matter only where a uniform number lies within about 1e-6 of a boundary. The
+    distribution is that of `generate` with the same temperature, top_k and top_p. Weights are read at each call.
+    Completions come from the policy without dropout, whatever mode the model is in; no gradient is recorded.
 
     Args:
         model: the policy; wrappers for several processes, compilation and LoRA adapters are seen through.
@@ -54,8 +54,8 @@ def sample(
         B lists of 1 to T token ids, the ending EOS included.
 
     Raises:
-        UsageError: a setting or a shape is not valid, a prompt is empty or padded on the right, or the model is of a kind
-            that the built-in sampler cannot decode.
+        UsageError: a setting or a shape is not valid, a prompt is empty or padded on the right, or the model is of a
+            kind that the built-in sampler cannot decode.
         FloatingPointError: the model's logits are not finite.
     """
     check_draw_settings(temperature, top_p, top_k)
@@ -84,7 +84,8 @@ def _check_batch(ids_BP: Tensor, mask_BP: Tensor, uniforms_BT: Tensor, eos_token
     if len(ids_BP) == 0:
         return
     present_BP = mask_BP != 0
-    if ids_BP.shape[1] == 0 or not bool(present_BP[:, -1].all()) or bool((present_BP[:, :-1] & ~present_BP[:, 1:]).any()):
+    padded_right = ids_BP.shape[1] == 0 or not bool(present_BP[:, -1].all())
+    if padded_right or bool((present_BP[:, :-1] & ~present_BP[:, 1:]).any()):
         raise UsageError("every prompt needs a token, and padding belongs on the left of it: see prompt_mask")
     if not bool(((uniforms_BT >= 0) & (uniforms_BT < 1)).all()):
         raise UsageError("uniforms must lie in [0, 1)")
