@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lossbench.policies import BUILT_IN
-from lossbench.policies.warmstart import ensure_policy, policy_key
+from lossbench.policies.warmstart import ensure_policy, policy_key, policy_path
 
 
 @dataclass
@@ -20,6 +20,11 @@ class LoadedPolicy:
 def is_built_in(policy: str) -> bool:
     """Whether `policy` names a policy that lossbench makes itself."""
     return policy in BUILT_IN
+
+
+def policy_is_ready(policy: str, policy_seed: int | None) -> bool:
+    """Whether the built-in policy is in the cache already."""
+    return policy_path(replace(BUILT_IN[policy], policy_seed=policy_seed or 0)).is_dir()
 
 
 def prepare_policy(policy: str, policy_seed: int | None, on_step: Callable[[int, int], None] | None = None) -> None:

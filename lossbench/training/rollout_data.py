@@ -37,7 +37,9 @@ def training_data(task: Task, *, generations: int, prompts_per_generation: int, 
     )
 
 
-def judge(task: Task, prompt: str, answer: str, text: str, ids: Sequence[int], eos_ids: Sequence[int]) -> dict[str, Any]:
+def judge(
+    task: Task, prompt: str, answer: str, text: str, ids: Sequence[int], eos_ids: Sequence[int]
+) -> dict[str, Any]:
     """What the tables say of one completion: its length in tokens, ending, correctness, reward and text."""
     terminated = bool(ids) and ids[-1] in eos_ids
     correct = task.verify(text, answer)

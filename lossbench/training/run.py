@@ -16,12 +16,12 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig
 
 from lossbench.loss.modes import Mode
-from lossbench.loss.surrogates import SurrogateParams
 from lossbench.policies.load import LoadedPolicy, load_policy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
 from lossbench.training.evaluate import evaluate
+from lossbench.training.params import surrogate_params
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.spec import RunSpec
@@ -37,7 +37,11 @@ def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None
     A run that left a checkpoint continues from it; without one it starts over. Exceptions are recorded and passed on.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    state: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "status": "running", "steps_planned": spec.settings.steps}
+    state: dict[str, Any] = {
+        "spec": spec.model_dump(mode="json"),
+        "status": "running",
+        "steps_planned": spec.settings.steps,
+    }
     state["versions"] = versions()
     began = time.perf_counter()
     write_json(run_dir / "run.json", state)
@@ -89,7 +93,9 @@ def _resume_point(run_dir: Path, writer: PartWriter) -> str | None:
     return checkpoint
 
 
-def make_trainer(spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, recorder: Recorder | None) -> ModeTrainer:
+def make_trainer(
+    spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, recorder: Recorder | None
+) -> ModeTrainer:
     """The trainer of a run, ready to train."""
     settings = spec.settings
     reward = TaskReward(task)
@@ -105,7 +111,7 @@ def make_trainer(spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, 
         ),
         args=trainer_config(spec, run_dir / CHECKPOINTS),
         mode=Mode(**spec.mode.model_dump()),
-        surrogate_params=surrogate_params(spec),
+        surrogate_params=surrogate_params(settings),
         horizon=settings.loss_scale_factor,
         match_scale=settings.match_scale,
         recorder=recorder,
@@ -113,15 +119,6 @@ def make_trainer(spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, 
     )
     reward.trainer = trainer
     return trainer
-
-
-def surrogate_params(spec: RunSpec) -> SurrogateParams:
-    """The surrogate's constants out of the settings."""
-    names = (
-        "epsilon_low", "epsilon_high", "delta", "cispo_cap", "sapo_tau_pos", "sapo_tau_neg",
-        "importance_sampling_level",
-    )  # fmt: skip
-    return SurrogateParams(**{name: getattr(spec.settings, name) for name in names})
 
 
 _PASSED_ON = (
@@ -163,7 +160,9 @@ def checkpoint_steps(spec: RunSpec) -> int | None:
     if settings.checkpoint_every is None:
         return None
     step = settings.checkpoint_every
-    while step * settings.gradient_accumulation_steps % (settings.micro_batches_per_generation * settings.num_iterations):
+    while (
+        step * settings.gradient_accumulation_steps % (settings.micro_batches_per_generation * settings.num_iterations)
+    ):
         step += 1
     return step
 
@@ -171,7 +170,9 @@ def checkpoint_steps(spec: RunSpec) -> int | None:
 class _Evaluations(TrainerCallback):
     """Evaluates the first and the last policy, and every `eval_every` steps between."""
 
-    def __init__(self, spec: RunSpec, policy: LoadedPolicy, task: Any, trainer: ModeTrainer, writer: PartWriter) -> None:
+    def __init__(
+        self, spec: RunSpec, policy: LoadedPolicy, task: Any, trainer: ModeTrainer, writer: PartWriter
+    ) -> None:
         self.spec, self.policy, self.task, self.trainer, self.writer = spec, policy, task, trainer, writer
 
     def at(self, step: int) -> None:

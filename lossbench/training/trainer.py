@@ -270,7 +270,9 @@ class ModeTrainer(GRPOTrainer):
             self._add("kl", kl.detach().masked_fill(~mask_BT, 0).sum())
         loss = weighted_loss(loss_BT, mask_BT, terms_B.to(loss_BT.dtype))
         assert entropy_BT is not None
-        clipped = clipped_BT(self.mode.loss_type, logp_BT.detach(), old_BT, advantages_B, mask_BT, self.surrogate_params)
+        clipped = clipped_BT(
+            self.mode.loss_type, logp_BT.detach(), old_BT, advantages_B, mask_BT, self.surrogate_params
+        )
         self._add("loss", loss.detach())
         self._add("entropy", entropy_BT.detach().masked_fill(~mask_BT, 0).sum())
         self._add("clipped", clipped.sum())
@@ -324,4 +326,6 @@ def _refuse_undefined(args: GRPOConfig) -> None:
     """A setting that changes the loss in a way no mode states would make the mode's name a lie."""
     for name, (neutral, what) in _UNDEFINED.items():
         if getattr(args, name, neutral) != neutral:
-            raise UsageError(f"{name}={getattr(args, name)} puts {what} into the loss, which no mode states; use {neutral}")
+            raise UsageError(
+                f"{name}={getattr(args, name)} puts {what} into the loss, which no mode states; use {neutral}"
+            )

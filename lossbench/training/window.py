@@ -56,7 +56,13 @@ class Window:
         groups_N = layout.groups_RCB[:, first:last].flatten()
         micro_N = torch.arange(ranks * count).repeat_interleave(size)
         terms_N = self.aggregation.row_term(
-            Rows(lengths_N, tokens_of(lengths_N, groups_N), tokens_of(lengths_N, micro_N), self.horizon, self.aggregation.alpha)
+            Rows(
+                lengths_N,
+                tokens_of(lengths_N, groups_N),
+                tokens_of(lengths_N, micro_N),
+                self.horizon,
+                self.aggregation.alpha,
+            )
         )
         self.rows += len(lengths_N)
         self.prompts += len(torch.unique(groups_N))
@@ -69,9 +75,7 @@ class Window:
     @property
     def totals(self) -> Totals:
         """The window's additive sums so far."""
-        return Totals(
-            self.rows, self.prompts, self.micro_batches, self.tokens, self.row_term_sum, self.horizon
-        )
+        return Totals(self.rows, self.prompts, self.micro_batches, self.tokens, self.row_term_sum, self.horizon)
 
     @property
     def scalar(self) -> float:

@@ -1,0 +1,48 @@
+"""The `lossbench` command. Nothing heavy is imported here or at the top of a command's file."""
+
+import sys
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from lossbench import __version__
+from lossbench.errors import UsageError
+
+app = typer.Typer(
+    name="lossbench",
+    help="Side-by-side evidence on GRPO loss modes: train them, measure their length bias, judge it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# In the order of the help page; a new command is one file and one row.
+COMMANDS = ("sweep", "modes", "weights", "runs", "recipes", "doctor")
+
+for _name in COMMANDS:
+    app.command(_name)(getattr(import_module(f"lossbench.cli.{_name}"), _name))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lossbench {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    try:
+        app()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

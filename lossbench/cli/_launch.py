@@ -1,0 +1,155 @@
+"""Running a recipe from the command line: check, say what will happen, run, say what happened."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from lossbench.cli._options import Launch
+from lossbench.cli._shared import print_table, talk
+from lossbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from lossbench.sweep.recipe import Recipe
+    from lossbench.training.spec import RunSpec
+
+_DRY_COLUMNS = [
+    "run_id",
+    "arm",
+    "mode",
+    "loss_type",
+    "agg_mode",
+    "scale_rewards",
+    "seed",
+    "policy",
+    "policy_seed",
+    "steps",
+]
+_AXES = ("loss_types", "agg_modes", "scale_rewards")
+
+
+def recipe_keys(name: str, flags: Mapping[str, Any], axes: Mapping[str, str | None], assignments: Sequence[str]):
+    """The recipe `name` with flags, then `--set` assignments on top. Raises UsageError."""
+    from lossbench.sweep.recipe import apply_assignments, make_recipe, read_toml, recipe_path
+
+    path = recipe_path(name)
+    keys: dict[str, Any] = {"name": path.stem, **read_toml(path)}
+    keys |= {key: value for key, value in flags.items() if value is not None}
+    keys |= _axis_keys(axes, keys)
+    return make_recipe(apply_assignments(keys, list(assignments)), name)
+
+
+def _axis_keys(axes: Mapping[str, str | None], keys: dict[str, Any]) -> dict[str, Any]:
+    """Axis flags as lists; they replace whatever modes, axes or arms the recipe has."""
+    given = {key: value for key, value in axes.items() if value is not None}
+    if not given:
+        return {}
+    if "modes" in given and len(given) > 1:
+        raise UsageError("--modes excludes --loss-types, --agg-modes and --scale-rewards: give one or the other")
+    for key in ("modes", "arms", *_AXES):
+        keys.pop(key, None)
+    lists = {key: [item.strip() for item in value.split(",")] for key, value in given.items()}
+    for key, items in lists.items():
+        if not all(items):
+            raise UsageError(f"--{key.replace('_', '-')} '{given[key]}' holds an empty name; give a list such as a,b")
+    return lists
+
+
+def launch(recipe: "Recipe", options: Launch) -> Path:
+    """Run the recipe's plan and return its folder. Exits with 1 where a run failed, with 130 on Ctrl-C."""
+    from lossbench.sweep.folder import check_folder, default_folder, fresh_folder
+    from lossbench.sweep.grid import plan
+    from lossbench.sweep.shards import take_shard
+
+    runs = plan(recipe, options.processes)
+    folder = options.out or default_folder(recipe)
+    folder = fresh_folder(folder) if options.fresh else folder
+    check_folder(folder, recipe)
+    mine = take_shard(runs, options.shard)
+    runs, mine = _say_equalities(recipe, runs, mine, options)
+    if options.dry_run:
+        print_table([_dry_row(spec) for spec in mine], _DRY_COLUMNS, options.format)
+        talk(f"{len(mine)} runs would go to '{folder}'; nothing was started")
+        return folder
+    _run(recipe, folder, runs, mine, options)
+    return folder
+
+
+def _dry_row(spec: "RunSpec") -> dict[str, Any]:
+    return {
+        **spec.labels(), "arm": spec.arm, "policy": spec.policy, "policy_seed": spec.policy_seed,
+        "steps": spec.settings.steps,
+    }  # fmt: skip
+
+
+def _run(recipe: "Recipe", folder: Path, runs: list["RunSpec"], mine: list["RunSpec"], options: Launch) -> None:
+    from lossbench.sweep.display import make_display
+    from lossbench.sweep.executors import make_executor
+    from lossbench.sweep.folder import Lock, write_plan
+    from lossbench.sweep.schedule import left_to_do, outcome, run_all
+
+    executor = make_executor(options.executor, options.jobs, options.address)
+    folder.mkdir(parents=True, exist_ok=True)
+    resume = f"lossbench sweep … --out '{folder}'" if options.out else "the same command"
+    with Lock(folder):
+        write_plan(folder, recipe, runs)
+        left = left_to_do(folder, mine, retry_failed=options.retry_failed)
+        if not options.quiet:
+            talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {executor.slots} at once")
+        try:
+            _prepare_policies(left, options.quiet)
+            with make_display(left, options.quiet) as display:
+                run_all(folder, left, executor, display, fail_fast=options.fail_fast)
+        except KeyboardInterrupt:
+            talk(f"interrupted; finished runs are safe. To go on: {_resume_command()}")
+            raise typer.Exit(130) from None
+        finally:
+            executor.stop()
+        result = outcome(folder, mine)
+    if not options.quiet:
+        talk(f"{result.completed} of {len(mine)} runs completed. Next: lossbench report '{folder}'")
+    if result.failed or result.left:
+        talk(
+            f"{result.failed} failed, {result.left} not run: `lossbench runs '{folder}' --status failed` shows their "
+            f"logs, --retry-failed with {resume} runs them again"
+        )
+        raise typer.Exit(1)
+
+
+def _resume_command() -> str:
+    from lossbench.store.provenance import command_line
+
+    return command_line()
+
+
+def _prepare_policies(runs: Sequence["RunSpec"], quiet: bool) -> None:
+    """Build the built-in policies that are missing from the cache, with a progress bar."""
+    from lossbench.policies.load import is_built_in, policy_is_ready, prepare_policy
+
+    wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
+    for policy, seed in wanted:
+        if policy_is_ready(policy, seed):
+            continue
+        from lossbench.cli._progress import warm_start_bar
+
+        with warm_start_bar(f"warm start of policy '{policy}', seed {seed}", quiet) as on_step:
+            prepare_policy(policy, seed, on_step)
+
+
+def _say_equalities(
+    recipe: "Recipe", runs: list["RunSpec"], mine: list["RunSpec"], options: Launch
+) -> tuple[list["RunSpec"], list["RunSpec"]]:
+    """Say which modes are one experiment under these settings; with --skip-duplicates keep one of each."""
+    from lossbench.sweep.duplicates import duplicate_arms
+
+    found = duplicate_arms(recipe, runs, options.processes)
+    if not options.quiet:
+        for equality in found:
+            talk(f"note: {equality.sentence}")
+    if not options.skip_duplicates:
+        return runs, mine
+    dropped = {equality.second for equality in found if equality.kind == "same"}
+    if dropped and not options.quiet:
+        talk(f"skipped as duplicates: {', '.join(sorted(dropped))}")
+    return [s for s in runs if s.arm not in dropped], [s for s in mine if s.arm not in dropped]

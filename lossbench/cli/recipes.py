@@ -1,0 +1,42 @@
+"""`lossbench recipes`: list, print or copy the recipes that ship with the program."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lossbench.cli._shared import FormatOption, print_table, talk
+from lossbench.errors import UsageError, unknown
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
+    copy: Annotated[Path | None, typer.Option(help="Write the recipe to this file, to be edited.")] = None,
+    format: FormatOption = "table",
+) -> None:
+    """List the recipes, or print or copy one.
+
+    Example: lossbench recipes quick --copy mine.toml
+    """
+    from lossbench.sweep.recipe import load_recipe, recipe_dir, recipe_names
+
+    if name is None:
+        if copy is not None:
+            raise UsageError("--copy needs the recipe's name: lossbench recipes NAME --copy FILE")
+        rows = [{"recipe": found, "description": load_recipe(found).description} for found in recipe_names()]
+        print_table(rows, ["recipe", "description"], format)
+        return
+    path = recipe_dir() / f"{name.replace('-', '_')}.toml"
+    if not path.is_file():
+        raise UsageError(unknown("recipe", name, recipe_names()))
+    if copy is None:
+        print(path.read_text(), end="")
+        return
+    try:
+        with copy.open("x") as file:
+            file.write(path.read_text())
+    except FileExistsError:
+        raise UsageError(f"'{copy}' exists: choose another file") from None
+    except OSError as error:
+        raise UsageError(f"cannot write '{copy}': {error.strerror}") from None
+    talk(f"wrote '{copy}'; run it with: lossbench sweep {copy}")

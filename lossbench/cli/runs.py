@@ -1,0 +1,38 @@
+"""`lossbench runs`: where the runs of a sweep stand."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lossbench.cli._shared import FormatOption, print_table, talk
+
+
+class Status(StrEnum):
+    """The states of a run."""
+
+    pending = "pending"
+    running = "running"
+    completed = "completed"
+    failed = "failed"
+    interrupted = "interrupted"
+
+
+def runs(
+    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
+    format: FormatOption = "table",
+) -> None:
+    """List a sweep's runs: status, progress, last reward and length, time, and the log of what failed.
+
+    Example: lossbench runs --status failed --format json
+    """
+    from lossbench.store.read import load, newest_sweep
+    from lossbench.sweep.status import COLUMNS, run_rows
+
+    sweep = load(folder or newest_sweep(Path("results")))
+    rows = [row for row in run_rows(sweep) if status is None or row["status"] == status]
+    print_table(rows, COLUMNS, format)
+    for problem in sweep.problems:
+        talk(f"warning: {problem}")

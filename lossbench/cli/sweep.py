@@ -1,0 +1,81 @@
+"""`lossbench sweep`: train a grid of modes x seeds."""
+
+from typing import Any
+
+from lossbench.cli import _options as o
+from lossbench.cli._shared import FormatOption, QuietOption
+from lossbench.errors import UsageError
+
+
+def sweep(
+    recipe: o.RecipeArgument = "quick",
+    modes: o.ModesOption = None,
+    loss_types: o.LossTypesOption = None,
+    agg_modes: o.AggModesOption = None,
+    scale_rewards: o.ScaleRewardsOption = None,
+    seeds: o.SeedsOption = None,
+    skip_duplicates: o.SkipDuplicatesOption = False,
+    steps: o.StepsOption = None,
+    model: o.ModelOption = None,
+    task: o.TaskOption = None,
+    dataset: o.DatasetOption = None,
+    verifier: o.VerifierOption = None,
+    lora: o.LoraOption = None,
+    sampler: o.SamplerOption = None,
+    report_to: o.ReportToOption = None,
+    probe_every: o.ProbeEveryOption = None,
+    checkpoint_every: o.CheckpointEveryOption = None,
+    set_: o.SetOption = None,
+    jobs: o.JobsOption = None,
+    executor: o.ExecutorOption = "local",
+    address: o.AddressOption = None,
+    nproc_per_run: o.ProcessesOption = 1,
+    shard: o.ShardOption = None,
+    retry_failed: o.RetryFailedOption = False,
+    fail_fast: o.FailFastOption = False,
+    fresh: o.FreshOption = False,
+    out: o.OutOption = None,
+    dry_run: o.DryRunOption = False,
+    format: FormatOption = "table",
+    quiet: QuietOption = False,
+) -> None:
+    """Train modes x seeds with GRPO; the same command again completes what is left.
+
+    Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
+    """
+    from lossbench.cli._launch import launch, recipe_keys
+
+    flags = {
+        "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler, "lora": _pairs(lora),
+        "report_to": report_to.split(",") if report_to else None, "probe_every": probe_every,
+        "checkpoint_every": checkpoint_every, **_dataset(dataset, verifier, task),
+    }  # fmt: skip
+    axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
+    resolved = recipe_keys(recipe, flags, axes, set_ or [])
+    options = o.Launch(
+        jobs=jobs, executor=executor, address=address, processes=nproc_per_run, shard=shard, retry_failed=retry_failed,
+        fail_fast=fail_fast, fresh=fresh, skip_duplicates=skip_duplicates, out=out, dry_run=dry_run,
+        format=str(format), quiet=quiet,
+    )  # fmt: skip
+    launch(resolved, options)
+
+
+def _dataset(dataset: str | None, verifier: str | None, task: str | None) -> dict[str, Any]:
+    """`--dataset` and `--verifier` as the task they stand for."""
+    if dataset is None:
+        if verifier is not None:
+            raise UsageError("--verifier judges the answers of a --dataset: give both")
+        return {}
+    if task is not None:
+        raise UsageError("--dataset is a task of its own: give --task or --dataset, not both")
+    return {"task": "dataset", "task_params": {"path": dataset, **({"verifier": verifier} if verifier else {})}}
+
+
+def _pairs(text: str | None) -> dict[str, int] | None:
+    """`r=16,alpha=32` as a table of numbers. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return {name.strip(): int(value) for name, value in (item.split("=") for item in text.split(","))}
+    except ValueError:
+        raise UsageError(f"--lora '{text}': write r=16 or r=16,alpha=32") from None

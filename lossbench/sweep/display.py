@@ -1,0 +1,147 @@
+"""What a sweep shows on stderr while it runs: live bars in a terminal, plain lines elsewhere, nothing when quiet."""
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from lossbench.sweep.executors.base import Progress as Step
+from lossbench.sweep.schedule import Display
+from lossbench.training.spec import RunSpec
+
+_LINE_EVERY_S = 15.0
+
+
+def make_display(runs: list[RunSpec], quiet: bool) -> "Display":
+    """The display that fits stderr."""
+    if quiet:
+        return Silent()
+    return Live(runs) if sys.stderr.isatty() else Lines(runs)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> "Silent":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+    def started(self, spec: RunSpec) -> None:
+        """Nothing."""
+
+    def progressed(self, progress: Step) -> None:
+        """Nothing."""
+
+    def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
+        """Nothing."""
+
+
+class _Clock:
+    """Time left, from the steps made so far."""
+
+    def __init__(self, runs: list[RunSpec]) -> None:
+        self.steps_total = sum(spec.settings.steps for spec in runs)
+        self.runs_total = len(runs)
+        self.steps_of: dict[str, int] = {}
+        self.runs_ended = 0
+        self.began = time.monotonic()
+
+    @property
+    def steps_done(self) -> int:
+        return sum(self.steps_of.values())
+
+    def left(self) -> str:
+        """Estimated time left as m:ss, or a dash before there is anything to go by."""
+        done = self.steps_done
+        if not done:
+            return "-:--"
+        seconds = (time.monotonic() - self.began) / done * max(self.steps_total - done, 0)
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def _numbers(step: Step) -> str:
+    reward = "  –  " if step.reward_mean is None else f"{step.reward_mean:.2f}"
+    length = " –  " if step.length_mean is None else f"{step.length_mean:.1f}"
+    return f"reward {reward}  length {length}"
+
+
+class Lines(Silent):
+    """A plain line for each start and end, and now and then for a run that goes on."""
+
+    def __init__(self, runs: list[RunSpec]) -> None:
+        self.clock = _Clock(runs)
+        self.last_line: dict[str, float] = {}
+        self.latest: dict[str, Step] = {}
+
+    def started(self, spec: RunSpec) -> None:
+        """One line."""
+        self._say(f"{spec.arm} seed {spec.seed}: started")
+        self.last_line[spec.run_id] = time.monotonic()
+
+    def progressed(self, progress: Step) -> None:
+        """A line every quarter of a minute and run."""
+        self.clock.steps_of[progress.run_id] = progress.step
+        self.latest[progress.run_id] = progress
+        now = time.monotonic()
+        if now - self.last_line.get(progress.run_id, now) > _LINE_EVERY_S:
+            self.last_line[progress.run_id] = now
+            self._say(f"{progress.run_id}: step {progress.step}  {_numbers(progress)}  left {self.clock.left()}")
+
+    def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
+        """One line, with the log of a run that failed."""
+        self.clock.runs_ended += 1
+        latest = self.latest.get(spec.run_id)
+        done = f"done  {_numbers(latest)}" if latest else "done"
+        text = done if reason is None else f"failed: {reason}; its log: {log}"
+        self._say(f"[{self.clock.runs_ended}/{self.clock.runs_total}] {spec.arm} seed {spec.seed}: {text}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Live:
+    """A bar per running run and one for the sweep."""
+
+    def __init__(self, runs: list[RunSpec]) -> None:
+        self.clock = _Clock(runs)
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.tasks: dict[str, TaskID] = {}
+        self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")
+
+    def __enter__(self) -> "Live":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def started(self, spec: RunSpec) -> None:
+        """A bar of its own."""
+        label = Text(f"{spec.arm}  seed {spec.seed}").plain.replace("[", r"\[")
+        self.tasks[spec.run_id] = self.progress.add_task(label, total=spec.settings.steps, numbers="starting")
+
+    def progressed(self, progress: Step) -> None:
+        """Move the bars."""
+        self.clock.steps_of[progress.run_id] = progress.step
+        self.progress.update(self.tasks[progress.run_id], completed=progress.step, numbers=_numbers(progress))
+        self.progress.update(self.all, completed=self.clock.steps_done, numbers=f"left {self.clock.left()}")
+
+    def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
+        """A line above the bars."""
+        self.progress.remove_task(self.tasks.pop(spec.run_id))
+        self.clock.runs_ended += 1
+        count = f"[{self.clock.runs_ended}/{self.clock.runs_total}]"
+        text = "done" if reason is None else f"failed: {reason}; its log: {log}"
+        self.console.print(Text(f"{count} {spec.arm} seed {spec.seed}: {text}"))
