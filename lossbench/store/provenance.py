@@ -8,7 +8,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("lossbench", "torch", "transformers", "trl", "accelerate", "datasets", "numpy", "pandas", "pyarrow", "scipy")
+_PACKAGES = (
+    "lossbench",
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "scipy",
+)
 
 
 def versions() -> dict[str, str | None]:
