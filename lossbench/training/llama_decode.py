@@ -52,7 +52,15 @@ def _is_untouched(module: nn.Module) -> bool:
     kind = type(module)
     if kind.__module__ not in _KNOWN_MODULES and kind not in (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU):
         return False
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
+    return "forward" not in vars(module) or _is_fused_head(vars(module)["forward"], kind)
+
+
+def _is_fused_head(forward: Any, kind: type) -> bool:
+    """Whether an instance's own forward is the one TRL 1.16 puts on policies: the class's, unless asked to fuse the head."""
+    function = getattr(forward, "__func__", forward)
+    return function.__globals__.get("__name__") == "trl.trainer.utils" and function.__wrapped__ is kind.forward
 
 
 class _Projection:
