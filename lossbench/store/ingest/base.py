@@ -1,7 +1,8 @@
 """What every reader of another trainer's log shares: its request, its result, and the count of what was damaged.
 
-A reader turns files into `IngestedRun`s: blocks of completions under the names in `ROW_FIELDS`, and rows of step metrics under
-the schema's names. A new format is one file with a `Format`, and one row in `lossbench/store/ingest/__init__.py`.
+A reader turns files into `IngestedRun`s: blocks of completions under the names in `ROW_FIELDS`, and rows of step
+metrics under the schema's names. A new format is one file with a `Format`, and one row in
+`lossbench/store/ingest/__init__.py`.
 """
 
 import re
@@ -95,6 +96,7 @@ class IngestedRun:
     mode: str | None = None
     seed: int | None = None
     num_generations: int | None = None
+    steps_planned: int | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -102,8 +104,8 @@ class IngestedRun:
 class Format:
     """A registry row.
 
-    `found` names what makes a path look like this format, or returns None; it opens at most one line. `is_run` says whether
-    the path itself is one run rather than a folder of them. `read` yields the runs at a path.
+    `found` names what makes a path look like one run of this format, or returns None; it reads a few lines at most.
+    `read` yields the run at a path, or those in its subfolders.
     """
 
     summary: str

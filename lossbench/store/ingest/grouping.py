@@ -4,14 +4,13 @@ from collections import defaultdict
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 
 class Grouping:
     """Prompts in order of appearance, groups within their step, samples within their group.
 
-    A group is what the log names as one, else the rows of a step with the same prompt, `num_generations` of them at most.
-    What earlier blocks began is continued.
+    A group is what the log names as one, else the rows of a step with the same prompt, `num_generations` of them at
+    most. What earlier blocks began is continued.
     """
 
     def __init__(self, num_generations: int | None) -> None:
@@ -46,27 +45,29 @@ class Grouping:
 
         by_key = pd.DataFrame({"step": steps_N, "key": keys_N}).groupby(["step", "key"], sort=False)
         codes_N = by_key.ngroup().to_numpy()
-        sizes = by_key.size()
-        pairs = [(int(step), int(key)) for step, key in sizes.index]
+        sizes = by_key.size().to_frame("rows").reset_index()
+        pairs = list(zip(sizes["step"].tolist(), sizes["key"].tolist(), strict=True))
         before = np.asarray([self._rows_of_key[pair] for pair in pairs], dtype=np.int64)
-        for pair, size in zip(pairs, sizes.to_numpy(), strict=True):
-            self._rows_of_key[pair] += int(size)
+        for pair, rows in zip(pairs, sizes["rows"].tolist(), strict=True):
+            self._rows_of_key[pair] += rows
         places_N = by_key.cumcount().to_numpy() + before[codes_N]
         draws_N, samples_N = places_N // self._per_group, places_N % self._per_group
         drawn = pd.DataFrame({"code": codes_N, "draw": draws_N}).groupby(["code", "draw"], sort=False)
-        numbers = [self._group_number(*pairs[int(code)], int(draw)) for code, draw in drawn.size().index]
+        names = drawn.size().to_frame("rows").reset_index()
+        coded = zip(names["code"].tolist(), names["draw"].tolist(), strict=True)
+        numbers = [self._group_number((*pairs[code], draw)) for code, draw in coded]
         return np.asarray(numbers, dtype=np.int64)[drawn.ngroup().to_numpy()], samples_N
 
-    def _group_number(self, step: int, key: int, draw: int) -> int:
-        name = (step, key, draw)
+    def _group_number(self, name: tuple[int, int, int]) -> int:
+        """Number of the group that (step, key, draw) names, counted within its step."""
         if name not in self._numbers:
-            self._numbers[name] = self._groups_of_step[step]
-            self._groups_of_step[step] += 1
+            self._numbers[name] = self._groups_of_step[name[0]]
+            self._groups_of_step[name[0]] += 1
         return self._numbers[name]
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:
     """A 64-bit number per row, equal for equal texts, so that no text has to be kept in memory."""
-    encoded = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
+    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     keys = np.asarray([hash(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
     return keys[np.asarray(encoded.indices)]

@@ -1,4 +1,5 @@
-"""Streaming reader of JSON lines: a few megabytes at a time, by Arrow where a block is clean, line by line where it is not."""
+"""Streaming reader of JSON lines: a few megabytes at a time, by Arrow where a block is clean, line by line where it
+is not."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -104,4 +105,6 @@ def _cast(value: Any, kind: pa.DataType) -> Any:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, (list, dict)):
         raise TypeError(f"{type(value).__name__} where a number is expected")
-    return float(value) if pa.types.is_floating(kind) else int(float(value)) if pa.types.is_integer(kind) else bool(value)
+    return (
+        float(value) if pa.types.is_floating(kind) else int(float(value)) if pa.types.is_integer(kind) else bool(value)
+    )

@@ -36,8 +36,8 @@ class Reading:
 class RolloutSink:
     """Writes one table (`rollouts` or `evals`) of one run and sums what its `steps` rows need.
 
-    Lengths are in tokens where the log holds them or a tokenizer is given, else `length_chars` is filled instead: the two
-    are never mixed. `unit` says which, None where the log has neither lengths nor text.
+    Lengths are in tokens where the log holds them or a tokenizer is given, else `length_chars` is filled instead: the
+    two are never mixed. `unit` says which, None where the log has neither lengths nor text.
     """
 
     def __init__(
@@ -49,26 +49,29 @@ class RolloutSink:
         self.unit: str | None = None
         self.sums = StepSums()
         self.generations: dict[int, int] = {}
+        self._known: set[str] = set()
         self._constant, self._reading = constant, reading
         self._grouping = Grouping(num_generations)
         self._pending: list[pa.Table] = []
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, block: pa.Table) -> None:
-        """Take a block with columns of `ROW_FIELDS`, `step` among them. Raises UsageError where the length unit changes."""
+        """Take a block with columns of `ROW_FIELDS`, `step` among them. Raises UsageError where the length unit
+        changes."""
         steps_N = np.asarray(block["step"].to_numpy(), dtype=np.int64)
         columns: dict[str, Any] = {"step": pa.array(steps_N), **self._grouping.columns(steps_N, block)}
         for name, kind in (("reward", pa.float64()), ("advantage", pa.float64()), ("terminated", pa.bool_())):
             if name in block.column_names:
                 columns[name] = block[name].cast(kind)
         columns |= self._correct(block) | self._lengths(block)
+        self._known |= {name for name, values in columns.items() if values.null_count < block.num_rows}
         self.sums.add(steps_N, columns)
         if self._reading.keep_text:
             columns |= {name: block[name] for name in ("prompt", "completion") if name in block.column_names}
         if self.table == "evals":
             columns.pop("advantage", None)
         else:
-            columns["generation"] = pa.array([self._generation(int(step)) for step in steps_N])
+            columns["generation"] = self._generation_column(steps_N)
         self._write(columns, block.num_rows)
 
     def close(self) -> None:
@@ -77,8 +80,14 @@ class RolloutSink:
         if self._writer is not None:
             self._writer.close()
 
-    def _generation(self, step: int) -> int:
-        return self.generations.setdefault(step, len(self.generations) + 1)
+    def nulls_only(self, column: str) -> bool:
+        """Whether there are rows, and none of them has a value in `column`."""
+        return self.rows > 0 and column not in self._known
+
+    def _generation_column(self, steps_N: np.ndarray) -> pa.Array:
+        steps, codes_N = np.unique(steps_N, return_inverse=True)
+        numbers = [self.generations.setdefault(step, len(self.generations) + 1) for step in steps.tolist()]
+        return pa.array(np.asarray(numbers)[codes_N])
 
     def _correct(self, block: pa.Table) -> dict[str, Any]:
         above = self._reading.correct_above
@@ -86,9 +95,9 @@ class RolloutSink:
             column = block["correct"]
             if pa.types.is_boolean(column.type):
                 return {"correct": column}
-            return {"correct": pc.greater(column.cast(pa.float64()), 0.5 if above is None else above)}
+            return {"correct": _above(column, 0.5 if above is None else above)}
         if above is not None and "reward" in block.column_names:
-            return {"correct": pc.greater(block["reward"].cast(pa.float64()), above)}
+            return {"correct": _above(block["reward"], above)}
         return {}
 
     def _lengths(self, block: pa.Table) -> dict[str, Any]:
@@ -98,11 +107,11 @@ class RolloutSink:
             return {}
         texts = block["completion"]
         if self._reading.count_tokens is None:
-            return self._in_unit(CHARACTERS, pc.utf8_length(texts).cast(pa.int64()))
+            return self._in_unit(CHARACTERS, pc.call_function("utf8_length", [texts]).cast(pa.int64()))
         tokens = pa.array(self._reading.count_tokens([text or "" for text in texts.to_pylist()]), pa.int64())
         if "terminated" in block.column_names:  # the EOS counts, and decoded text does not show it
             ended = block["terminated"].combine_chunks().cast(pa.int64()).fill_null(0)
-            tokens = pc.add(tokens, ended)
+            tokens = pc.call_function("add", [tokens, ended])
         return self._in_unit(TOKENS, tokens)
 
     def _in_unit(self, unit: str, lengths: Any) -> dict[str, Any]:
@@ -128,7 +137,10 @@ class RolloutSink:
         if not self._pending:
             return
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, schema_for(self.table), compression="zstd", compression_level=1)
+            schema = schema_for(self.table)
+            repetitive = [name for name in schema.names if name != "completion"]  # no two completions are alike
+            options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
+            self._writer = pq.ParquetWriter(self.path, schema, compression="zstd", compression_level=1, **options)
         self._writer.write_table(pa.concat_tables(self._pending).unify_dictionaries())
         self._pending = []
 
@@ -137,3 +149,8 @@ def _repeated(value: Any, rows: int) -> pa.Array:
     if isinstance(value, str):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value]))
     return pa.array(np.full(rows, value, np.int64)) if value is not None else pa.nulls(rows, pa.int64())
+
+
+def _above(column: Any, threshold: float) -> Any:
+    """A nullable flag column: whether the number is above `threshold`."""
+    return pc.call_function("greater", [column.cast(pa.float64()), pa.scalar(threshold)])

@@ -17,34 +17,31 @@ class StepSums:
 
     def add(self, steps_N: np.ndarray, columns: dict[str, Any]) -> None:
         """Add a block: arrow columns `reward`, `length_tokens`, `correct`, `terminated`, `group`, each optional."""
-        import pandas as pd
-
         rows = len(steps_N)
         reward_N, length_N = (floats(columns.get(name), rows) for name in ("reward", "length_tokens"))
         correct_N, ended_N = (floats(columns.get(name), rows) for name in ("correct", "terminated"))
         measured_N = ~np.isnan(length_N)
         length_N = np.nan_to_num(length_N)
-        frame = pd.DataFrame(
-            {
-                "rows": np.ones(rows),
-                "rewarded": ~np.isnan(reward_N),
-                "reward": np.nan_to_num(reward_N),
-                "measured": measured_N,
-                "length": length_N,
-                "correct": (correct_N == 1) & measured_N,
-                "length_correct": length_N * (correct_N == 1),
-                "incorrect": (correct_N == 0) & measured_N,
-                "length_incorrect": length_N * (correct_N == 0),
-                "terminated": (ended_N == 1) & measured_N,
-                "length_terminated": length_N * (ended_N == 1),
-                "cut": ended_N == 0,
-                "ended_or_cut": ~np.isnan(ended_N),
-            }
-        ).astype(float)
-        totals = frame.groupby(steps_N).sum()
-        for step, row in zip(totals.index, totals.to_dict("records"), strict=True):
-            for name, value in row.items():
-                self._sums[int(step)][str(name)] += value
+        sums = {
+            "rows": np.ones(rows),
+            "rewarded": ~np.isnan(reward_N),
+            "reward": np.nan_to_num(reward_N),
+            "measured": measured_N,
+            "length": length_N,
+            "correct": (correct_N == 1) & measured_N,
+            "length_correct": length_N * (correct_N == 1),
+            "incorrect": (correct_N == 0) & measured_N,
+            "length_incorrect": length_N * (correct_N == 0),
+            "terminated": (ended_N == 1) & measured_N,
+            "length_terminated": length_N * (ended_N == 1),
+            "cut": ended_N == 0,
+            "ended_or_cut": ~np.isnan(ended_N),
+        }
+        steps, codes_N = np.unique(steps_N, return_inverse=True)
+        for name, values_N in sums.items():
+            totals = np.bincount(codes_N, weights=values_N, minlength=len(steps))
+            for step, total in zip(steps.tolist(), totals.tolist(), strict=True):
+                self._sums[step][name] += total
         if "group" in columns:
             self._span_rewards(steps_N, np.asarray(columns["group"]), reward_N)
 
@@ -52,9 +49,10 @@ class StepSums:
         """Keep, for each step, the number of groups and how many of them have rewards that are all equal."""
         import pandas as pd
 
-        rewards = pd.Series(reward_N).groupby([steps_N, groups_N]).agg(["min", "max"]).dropna()
-        for (step, group), low, high in zip(rewards.index, rewards["min"], rewards["max"], strict=True):
-            sums, name = self._sums[int(step)], (int(step), int(group))
+        frame = pd.DataFrame({"step": steps_N, "group": groups_N, "reward": reward_N})
+        spans = frame.groupby(["step", "group"])["reward"].agg(["min", "max"]).dropna().reset_index()
+        for step, group, low, high in zip(*(spans[name].tolist() for name in spans.columns), strict=True):
+            sums, name = self._sums[step], (step, group)
             before = self._reward_span.get(name)
             if before is None:
                 sums["groups"] += 1
@@ -62,7 +60,7 @@ class StepSums:
                 sums["flat_groups"] -= before[0] == before[1]
                 low, high = min(low, before[0]), max(high, before[1])
             sums["flat_groups"] += low == high
-            self._reward_span[name] = (float(low), float(high))
+            self._reward_span[name] = (low, high)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per step, in order, under the names of the `steps` table; None where there is no such thing."""

@@ -1,0 +1,53 @@
+"""Columns of Python values -> a block of completions; a value of the wrong type damages its row, not the file."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lossbench.store.ingest.base import Damage, number
+
+_NUMBERS = ("step", "reward", "advantage", "length")
+_FALSE, _TRUE = ("false", "no", ""), ("true", "yes")
+
+
+def block(columns: Mapping[str, Sequence[Any]], place: str, damage: Damage) -> pa.Table:
+    """A block from columns named as in `ROW_FIELDS`, all of one length; rows without a usable step are damaged."""
+    checked = {name: _values(name, values) for name, values in columns.items()}
+    good = [i for i, step in enumerate(checked["step"]) if step is not None]
+    if len(good) < len(checked["step"]):
+        bad = next(i for i, step in enumerate(checked["step"]) if step is None)
+        for _ in range(len(checked["step"]) - len(good)):
+            damage.add(f"{place}, row {bad + 1}", f"step {columns['step'][bad]!r} is no number")
+        checked = {name: [values[i] for i in good] for name, values in checked.items()}
+    arrays = {name: pa.array(values, _kind(name, values)) for name, values in checked.items()}
+    return pa.table(arrays)
+
+
+def _values(name: str, values: Sequence[Any]) -> list[Any]:
+    if name == "step":
+        return [None if (step := number(value)) is None else int(step) for value in values]
+    if name in _NUMBERS:
+        return [number(value) for value in values]
+    if name in ("correct", "terminated"):
+        return [_flag(value, name) for value in values]
+    return [None if value is None else str(value) for value in values]
+
+
+def _flag(value: Any, name: str) -> bool | float | None:
+    if isinstance(value, str) and value.strip().lower() in (*_TRUE, *_FALSE):
+        value = None if not value.strip() else value.strip().lower() in _TRUE
+    if value is None or isinstance(value, bool):
+        return value
+    known = number(value)
+    return bool(known) if name == "terminated" and known is not None else known
+
+
+def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
+    if name == "step":
+        return pa.int64()
+    if name == "terminated" or (
+        name == "correct" and all(value is None or isinstance(value, bool) for value in values)
+    ):
+        return pa.bool_()
+    return pa.float64() if name in (*_NUMBERS, "correct") else pa.string()

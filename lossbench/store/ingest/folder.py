@@ -1,0 +1,234 @@
+"""From a log at a path to a sweep's folder: finds the format, reads its runs, writes them whole or not at all."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lossbench import __version__
+from lossbench.errors import UsageError, unknown
+from lossbench.loss.modes import Mode, folder_name, parse_mode
+from lossbench.store.ingest import FORMATS
+from lossbench.store.ingest.base import Damage, IngestedRun, Request, run_folders
+from lossbench.store.ingest.sink import CHARACTERS, TOKENS, Reading, RolloutSink
+from lossbench.store.read import RUN_FILE, SWEEP_FILE, is_sweep, read_json
+from lossbench.store.schema import SCHEMA_VERSION
+from lossbench.store.write import write_json, write_table
+
+AUTO, KIND = "auto", "ingested"
+_NO_CLAIM_WITHOUT = {
+    "correct": "no column says which completions are correct (--map correct=COLUMN, or --correct-above for the reward)",
+    "length_tokens": "no lengths in tokens (--tokenizer, or --map length=COLUMN)",
+}
+
+
+@dataclass
+class Ingested:
+    """What was read: one entry of `runs` per run (its run.json), and what to tell the user."""
+
+    out: Path
+    format: str
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damage: Damage = field(default_factory=Damage)
+    notes: list[str] = field(default_factory=list)
+
+
+def detect(path: Path) -> str:
+    """Name of the one format that the files at `path` (or in its subfolders) have.
+
+    Raises UsageError where there is none, or more than one. A table is only one where no other format claims the path.
+    """
+    if not path.exists():
+        raise UsageError(f"'{path}': no such file or folder")
+    clues = {
+        name: clue
+        for name, kind in FORMATS.items()
+        if (folders := run_folders(path, kind.found)) and (clue := kind.found(folders[0]))
+    }
+    if path.is_file() and len(clues) > 1:
+        clues.pop("csv", None)
+    if not clues:
+        raise UsageError(f"'{path}' looks like none of {', '.join(FORMATS)}: name the format with --as, or its folder")
+    if len(clues) > 1:
+        both = " and ".join(f"{name} ({clue})" for name, clue in clues.items())
+        raise UsageError(f"'{path}' holds two formats, {both}: choose one with --as")
+    return next(iter(clues))
+
+
+def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading) -> Ingested:
+    """Read the log at `path` into the sweep folder `out`; runs of an ingested sweep already there are kept.
+
+    Raises UsageError where the format, a mode or a column is unknown, nothing can be read, or the length units of the
+    runs differ. Nothing is left behind then.
+    """
+    if kind != AUTO and kind not in FORMATS:
+        raise UsageError(unknown("format", kind, [AUTO, *FORMATS]))
+    name = detect(path) if kind == AUTO else kind
+    if not path.exists():
+        raise UsageError(f"'{path}': no such file or folder")
+    spec = _existing(out)
+    result = Ingested(out, name, damage=request.damage)
+    with _scratch(out) as scratch:
+        for run in FORMATS[name].read(path, request):
+            run_id, planned, state = _write_run(run, scratch, request, reading)
+            if run_id in result.runs:
+                raise UsageError(
+                    f"'{path}' holds run {planned['mode']} seed {planned['seed']} twice: ingest them one by one"
+                )
+            result.runs[run_id] = state
+            result.notes += [f"{run_id}: {note}" for note in state["notes"]]
+            spec["runs"][run_id] = planned
+        if not result.runs:
+            raise UsageError(f"'{path}' holds no {name} log{_where(request.damage)}")
+        spec["length_unit"] = _one_unit(spec, result.runs)
+        spec["sources"] = sorted({*spec["sources"], str(path)})
+        _move_in(scratch, out, result.runs)
+    write_json(out / SWEEP_FILE, spec)
+    return result
+
+
+def _existing(out: Path) -> dict[str, Any]:
+    if is_sweep(out):
+        spec = read_json(out / SWEEP_FILE)
+        if spec.get("kind") != KIND:
+            raise UsageError(f"'{out}' is a sweep that lossbench ran: choose another --out for ingested runs")
+        return spec
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"'{out}' exists and is not a sweep: choose another --out")
+    return {
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "recipe": {"name": out.name},
+        "versions": {"lossbench": __version__},
+        "length_unit": None,
+        "sources": [],
+        "runs": {},
+    }
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder inside `out` for half-written runs; it goes in any case, and `out` too where it held nothing before."""
+    scratch = out / ".ingest"
+    fresh = not out.exists()
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        yield scratch
+    except BaseException:
+        shutil.rmtree(out if fresh else scratch, ignore_errors=True)
+        raise
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _move_in(scratch: Path, out: Path, runs: Mapping[str, Any]) -> None:
+    (out / "runs").mkdir(exist_ok=True)
+    for run_id in runs:
+        shutil.rmtree(out / "runs" / run_id, ignore_errors=True)
+        (scratch / run_id).rename(out / "runs" / run_id)
+
+
+def _write_run(
+    run: IngestedRun, scratch: Path, request: Request, reading: Reading
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Write one run below `scratch`: its id, its row of sweep.json, its run.json."""
+    mode, seed = _identity(run, request)
+    digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{seed}".encode()).hexdigest()[:8]
+    run_id = f"{folder_name(mode.name)}-s{seed}-{digest}"
+    axes = {
+        "mode": mode.name,
+        "loss_type": mode.loss_type,
+        "agg_mode": mode.agg_mode,
+        "scale_rewards": mode.scale_rewards,
+    }
+    folder = scratch / run_id
+    folder.mkdir()
+    constant = {"run_id": run_id, **axes, "seed": seed}
+    generations = request.num_generations or run.num_generations
+    sinks = {
+        name: RolloutSink(folder / f"{name}.parquet", constant, reading, generations) for name in ("rollouts", "evals")
+    }
+    for table, block in run.blocks:
+        if block.num_rows:
+            sinks[table].add(block)
+    for sink in sinks.values():
+        sink.close()
+    steps = _merged(run.logs, sinks["rollouts"])
+    if not steps and not sinks["evals"].rows:
+        raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(request.damage)}")
+    write_table(folder / "steps.parquet", "steps", [{**constant, **row} for row in steps])
+    done = max((row["step"] for row in steps), default=0)
+    planned = {**axes, "arm": mode.name, "seed": seed, "policy": None, "policy_seed": None}
+    planned["steps_planned"] = int(run.steps_planned or done)
+    state = _state(run, sinks, steps, done, request.damage)
+    write_json(folder / RUN_FILE, state)
+    return run_id, planned, state
+
+
+def _identity(run: IngestedRun, request: Request) -> tuple[Mode, int]:
+    name = request.mode or run.mode
+    if name is None:
+        raise UsageError(
+            f"'{run.source}': the log does not say which loss mode trained run '{run.name}': give --mode "
+            "(see `lossbench modes`), or name the run's folder <mode>-s<seed>"
+        )
+    try:
+        mode = parse_mode(str(name))
+    except ValueError as error:
+        raise UsageError(f"'{run.source}': {error}") from None
+    seed = request.seed if request.seed is not None else run.seed
+    if seed is None:
+        run.notes.append("seed 0 assumed: the log names none; --seed sets it")
+    return mode, seed or 0
+
+
+def _merged(logs: list[dict[str, Any]], sink: RolloutSink) -> list[dict[str, Any]]:
+    """Steps of the trainer's log and of the completions in one; where both have a value, the trainer's own counts."""
+    rows: dict[int, dict[str, Any]] = {row["step"]: row for row in sink.sums.rows()}
+    for row in logs:
+        known = {name: value for name, value in row.items() if value is not None}
+        rows[row["step"]] = {**rows.get(row["step"], {}), **known}
+    for step, number in sink.generations.items():
+        rows[step]["generation"] = number
+    return [rows[step] for step in sorted(rows)]
+
+
+def _state(
+    run: IngestedRun, sinks: Mapping[str, RolloutSink], steps: list[dict[str, Any]], done: int, damage: Damage
+) -> dict[str, Any]:
+    units = {sink.unit for sink in sinks.values()} - {None}
+    if len(units) > 1:
+        raise UsageError(f"'{run.source}': lengths of rollouts and of evaluations differ in unit: give --tokenizer")
+    if not units and any(row.get("length_mean") is not None for row in steps):
+        units = {TOKENS}
+    unit = next(iter(units), None)
+    notes = [*run.notes, *(text for name, text in _NO_CLAIM_WITHOUT.items() if sinks["rollouts"].nulls_only(name))]
+    return {
+        "status": "completed",
+        "source": str(run.source),
+        "steps_done": done,
+        "rollouts": sinks["rollouts"].rows,
+        "evals": sinks["evals"].rows,
+        "length_unit": unit,
+        "damaged": damage.count,
+        "damaged_examples": damage.examples,
+        "notes": notes,
+    }
+
+
+def _one_unit(spec: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> str | None:
+    units = {state["length_unit"]: run_id for run_id, state in runs.items() if state["length_unit"]}
+    if spec["length_unit"]:
+        units.setdefault(spec["length_unit"], "the runs already there")
+    if len(units) > 1:
+        raise UsageError(
+            f"mixed units: lengths of {units[TOKENS]} are in tokens, of {units[CHARACTERS]} in characters: "
+            "give --tokenizer"
+        )
+    return next(iter(units), None)
+
+
+def _where(damage: Damage) -> str:
+    return f": {damage.examples[0]}" if damage.examples else ""
