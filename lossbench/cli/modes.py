@@ -19,7 +19,7 @@ _BEYOND_PRESETS = (
     "grpo@length-power:0.5",
     "grpo@delta-l:0.5",
 )
-_COLUMNS = ["mode", "triple", "weight", "length_exponent", "token_loss", "equals"]
+_COLUMNS = ["mode", "triple", "weight", "length_exponent", "equals"]
 
 
 def modes(
@@ -35,7 +35,8 @@ def modes(
     from lossbench.loss.modes import PRESETS, parse_mode
 
     if name is None:
-        print_table([_row(parse_mode(spelling)) for spelling in (*PRESETS, *_BEYOND_PRESETS)], _COLUMNS, format)
+        rows = [_row(parse_mode(spelling)) for spelling in (*PRESETS, *_BEYOND_PRESETS)]
+        print_table(rows, _COLUMNS if format == "table" else None, format)
         return
     try:
         mode = parse_mode(name)
@@ -55,9 +56,9 @@ def _row(mode: "Mode") -> dict[str, Any]:
         "mode": mode.name,
         "triple": mode.triple,
         "weight": aggregation.entry.formula,
-        "length_exponent": _exponent(mode),
+        "length_exponent": aggregation.exponent,
         "token_loss": mode.surrogate.formula,
-        "equals": short_names(mode),
+        "equals": short_names(mode) or None,
     }
 
 

@@ -74,7 +74,7 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
         values = [float(item) for item in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{option} '{text}': not a list of numbers; valid: 10,100") from error
-    if whole and any(value < 0 or value != int(value) for value in values):
+    if whole and not all(value >= 0 and value == value // 1 for value in values):
         raise UsageError(f"{option} '{text}': lengths are whole numbers of tokens, 0 or more; valid: 10,100")
     return values
 
@@ -169,7 +169,7 @@ def _elasticity(weights_N: "Tensor", lengths_N: "Tensor") -> float | None:
     x, y = lengths_N[live].double().log(), weights_N[live].double().log()
     x, y = x - x.mean(), y - y.mean()
     spread = float((x * x).sum())
-    return float((x * y).sum()) / spread if spread > 0 else None
+    return round(float((x * y).sum()) / spread, 12) if spread > 0 else None
 
 
 def _losses(

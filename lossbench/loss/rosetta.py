@@ -65,10 +65,10 @@ def equivalents(mode: Mode) -> list[Equivalent]:
 
 
 def short_names(mode: Mode) -> str:
-    """What equals the mode, in one line: "TRL dapo, verl token-mean, ms-swift dapo"."""
+    """What equals the mode, in one line: "TRL dapo, verl token-mean, ms-swift dapo"; empty where nothing does."""
     found = [f"{entry.framework.split()[0]} {entry.name}" for entry in equivalents(mode) if entry.possible]
     alias = _ALIASES.get(mode.agg_mode)
-    return ", ".join(([f"{mode.loss_type}@{alias}"] if alias else []) + found) or "none"
+    return ", ".join(([f"{mode.loss_type}@{alias}"] if alias else []) + found)
 
 
 def _impossible(framework: str, reason: str) -> Equivalent:
