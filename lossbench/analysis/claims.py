@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lossbench.errors import UsageError, unknown
 
@@ -179,3 +179,19 @@ def fingerprint(ids: Iterable[str]) -> str:
     """Twelve hex digits over everything that decides the claims `ids`, to be kept with the sweep's plan."""
     text = json.dumps([asdict(claim) for claim in select(ids)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def stated(spec: Mapping[str, Any]) -> tuple[list[Claim], str]:
+    """The claims that a sweep's plan states (`spec` is its sweep.json), and a note on when they were stated.
+
+    The note is empty where they stand as they were stated before the runs. Raises `UsageError` for an unknown claim.
+    """
+    claims = select(spec.get("claims") or [])
+    if not claims:
+        return [], "no claims were stated before the runs"
+    recorded = spec.get("claims_fingerprint")
+    if spec.get("claims_changed"):
+        return claims, "the list of claims was changed after the sweep was planned"
+    if recorded is not None and recorded != fingerprint(spec["claims"]):
+        return claims, "the wording, metric, arms or margin of a claim was changed after the sweep was planned"
+    return claims, ""

@@ -97,10 +97,16 @@ def pairwise(metrics: pd.DataFrame, metric: str) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a matched comparison: an arm of a summarised sweep."""
+    """One side of a matched comparison: an arm of a sweep, with a label where the arm's name is not enough."""
 
     summary: Summary
     arm: str
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """What to call this side."""
+        return self.label or self.arm
 
     def runs(self) -> dict[Hashable, str]:
         """Pair key → run_id of the completed runs, the first of runs with the same key."""

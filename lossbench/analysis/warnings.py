@@ -5,7 +5,7 @@ Every check is a pure function of the runs' metrics, the planned runs and the re
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,11 @@ from lossbench.analysis.claims import ALPHA
 from lossbench.analysis.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.analysis.length import Summary, records
 from lossbench.analysis.stats import seeds_needed
+from lossbench.errors import UsageError
+from lossbench.store.read import RUN_FILE, read_json
+
+if TYPE_CHECKING:
+    from lossbench.store.read import Sweep
 
 Level = Literal["error", "warning", "note"]
 
@@ -92,6 +97,20 @@ def find_notices(
         for entry in CATALOGUE.values()
         for message in _CHECKS[entry.code](evidence)
     ]
+
+
+def run_versions(sweep: "Sweep") -> dict[str, dict[str, str]]:
+    """run_id → package → version, from the state that each run recorded of itself; runs not begun are left out."""
+    found: dict[str, dict[str, str]] = {}
+    for run_id in sweep.run_ids:
+        try:
+            recorded = read_json(sweep.run_dir(run_id) / RUN_FILE).get("versions") or {}
+        except UsageError:
+            # A run not begun, or one whose damaged state `Sweep.problems` names already.
+            recorded = {}
+        if recorded:
+            found[run_id] = {package: str(version) for package, version in recorded.items()}
+    return found
 
 
 def _arm_means(metrics: pd.DataFrame, column: str) -> Iterator[tuple[str, float]]:

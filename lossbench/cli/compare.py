@@ -31,23 +31,23 @@ def compare(
 ) -> None:
     """Compare two modes of a sweep, or the common modes of two sweeps, run by run of equal seed.
 
-    Differences are a minus b, with a 95 % t interval and the exact sign-flip p; late windows first, then at equal tokens
-    and at equal reward.
+    Differences are a minus b, with a 95 % t interval and the exact sign-flip p: late windows first, then at equal
+    tokens and at equal reward.
 
     Example: lossbench compare grpo dr_grpo --in results/dr_grpo-1a2b3c
     """
     from lossbench.analysis.compare import COMPARED, comparison_rows, left_out
 
-    chosen = _metrics(metrics) if metrics is not None else list(COMPARED)
+    chosen: list[str] = _metrics(metrics) if metrics is not None else [*COMPARED]
     rows: list[dict[str, Any]] = []
     for side_a, side_b in _sides(a, b, sweep, quiet):
         found, reasons = _compared(side_a, side_b, chosen)
         for at, comparisons in found:
-            rows += comparison_rows(comparisons, at)
+            rows += [row | {"a": side_a.name, "b": side_b.name} for row in comparison_rows(comparisons, at)]
         seeds = {text for _, comparisons in found for item in comparisons for text in left_out(item.result)}
         for text in [*reasons, *(f"left out: {text}" for text in sorted(seeds))]:
             if not quiet:
-                talk(f"{side_a.arm} against {side_b.arm}: {text}")
+                talk(f"{side_a.name} against {side_b.name}: {text}")
     print_table(rows, TABLE_COLUMNS if format in (Format.table, Format.md) else None, format)
 
 
@@ -92,8 +92,8 @@ def _sides(a: str, b: str, sweep: Path | None, quiet: bool) -> "list[tuple[Side,
         summary = _summary(path)
         return [(Side(summary, _arm(summary, a)), Side(summary, _arm(summary, b)))]
     if not all(folders):
-        sort = "a sweep's folder" if folders[0] else "not a sweep's folder"
-        raise UsageError(f"'{a}' is {sort} and '{b}' is not alike: give two folders, or two modes of one sweep")
+        folder, other = (a, b) if folders[0] else (b, a)
+        raise UsageError(f"'{folder}' is a sweep's folder but '{other}' is not: give two folders, or two modes of one")
     if sweep is not None:
         raise UsageError("--in names the sweep of two modes: it does not go with two folders")
     first, second = _summary(Path(a)), _summary(Path(b))
@@ -101,7 +101,7 @@ def _sides(a: str, b: str, sweep: Path | None, quiet: bool) -> "list[tuple[Side,
     if not shared:
         names = ", ".join(arms_of(first.metrics)), ", ".join(arms_of(second.metrics))
         raise UsageError(f"the two sweeps share no mode: '{a}' has {names[0]}; '{b}' has {names[1]}")
-    return [(Side(first, arm), Side(second, arm)) for arm in shared]
+    return [(Side(first, arm, f"{a}: {arm}"), Side(second, arm, f"{b}: {arm}")) for arm in shared]
 
 
 def _summary(path: Path) -> "Summary":
