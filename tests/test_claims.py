@@ -29,8 +29,8 @@ def metrics_of(values: dict[str, list[float]], metric: str, **others: list[float
     for arm, series in values.items():
         for seed, value in enumerate(series):
             rows.append({
-                "run_id": f"{arm}-{seed}", "arm": arm, "mode": arm, "seed": seed, "policy": "p", "policy_seed": seed // 4,
-                "status": "completed", "complete": True, "source": "rollouts", metric: value,
+                "run_id": f"{arm}-{seed}", "arm": arm, "mode": arm, "seed": seed, "policy": "p",
+                "policy_seed": seed // 4, "status": "completed", "complete": True, "source": "rollouts", metric: value,
             })  # fmt: skip
     return pd.DataFrame(rows, columns=[*RUN_COLUMNS, *METRICS]).assign(**others)
 
@@ -44,7 +44,7 @@ def test_every_claim_names_real_metrics_and_canonical_modes():
     for claim in CLAIMS.values():
         assert claim.metric is None or claim.metric in METRICS
         for arm in claim.arms:
-            mode, bracket, _ = arm.partition("[")
+            mode = arm.partition("[")[0]
             assert parse_mode(mode).name == mode, arm
         assert all(name in EXACT_CHECKS for name in claim.exact)
         assert sum(claim.contrast.values()) == pytest.approx(0)
@@ -59,7 +59,14 @@ def test_a_clear_difference_is_supported_after_holm():
     assert verdict.p == 1 / 256 and verdict.p_holm == pytest.approx(5 / 256)
     assert verdict.effect.estimate == pytest.approx(20) and verdict.ratio.estimate == pytest.approx(2, rel=0.01)
     assert [(part.policy_seed, part.n) for part in verdict.per_policy] == [(0, 4), (1, 4)]
-    assert verdict.unit == "tokens" and verdict.row()["status"] == "supported"
+    assert verdict.claim.primary and verdict.unit == "tokens" and verdict.row()["status"] == "supported"
+
+
+def test_descriptive_metrics_stand_beside_the_verdict():
+    metrics = metrics_of({"grpo": spread(40), "dr_grpo": spread(20)}, "late_length_mean", length_slope_plateau=3.0)
+    metrics.loc[metrics["arm"] == "dr_grpo", "length_slope_plateau"] = np.nan
+    notes = judge(CLAIMS["C1"], metrics).notes
+    assert notes == ("length slope after plateau, tokens per 100 steps: grpo 3 (n = 8)",)
 
 
 def test_a_difference_on_the_other_side_is_contradicted():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from synthetic import rollout_rows, write_plan, write_run, write_sweep
 
 import lossbench.analysis.sums as sums_module
 from lossbench.analysis.curves import curves, length_distributions
@@ -12,7 +13,6 @@ from lossbench.analysis.sums import as_columns, pooled, step_sums
 from lossbench.analysis.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
 from lossbench.store.read import load
 from lossbench.store.write import as_arrow
-from synthetic import rollout_rows, write_plan, write_run, write_sweep
 
 
 def one_run(tmp_path, rows, steps_planned=10, status="completed", **tables):

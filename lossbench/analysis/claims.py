@@ -39,8 +39,8 @@ class Claim:
     """One sentence that runs can support or contradict, with all it takes to judge it.
 
     `contrast`, `rivals` and `metric` are empty where no runs are needed. `exact` names checks of `weights.EXACT_CHECKS`
-    that must hold as well. `primary` claims form the Holm family. `margin` is in units of the metric, or a factor > 1
-    for ratio-equivalent claims.
+    that must hold as well. `primary` claims form the Holm family. `beside` names metrics that are described next to the
+    verdict. `margin` is in units of the metric, or a factor > 1 for ratio-equivalent claims.
     """
 
     id: str
@@ -54,6 +54,7 @@ class Claim:
     margin: float | None = None
     exact: tuple[str, ...] = ()
     primary: bool = False
+    beside: tuple[str, ...] = ()
     note: str = ""
 
     @property
@@ -92,7 +93,7 @@ _ALL = (
     Claim(
         "C1", "GRPO's completions end up longer than Dr. GRPO's.",
         f"{_PAPER}, Fig. 5", "2.06× at iteration 150 (≈ 1090 against ≈ 525 tokens)",
-        "greater", "late_length_mean", {GRPO: 1, DR_GRPO: -1}, primary=True,
+        "greater", "late_length_mean", {GRPO: 1, DR_GRPO: -1}, primary=True, beside=("length_slope_plateau",),
         note="At fixed accuracy the drift of the mean is proportional to 1 - 2 × accuracy, so it can vanish or turn "
         "where most answers are correct.",
     ),
@@ -116,6 +117,7 @@ _ALL = (
         "C5", "Dr. GRPO earns more reward per generated token.",
         f"{_PAPER}, Fig. 1", "about half the tokens at equal reward",
         "greater", "token_efficiency", {DR_GRPO: 1, GRPO: -1}, primary=True,
+        beside=("tokens_to_reward", "length_at_reward"),
     ),
     Claim(
         "C6", "The length term, not the std term, drives the length of incorrect completions.",

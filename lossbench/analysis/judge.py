@@ -1,6 +1,6 @@
 """From metrics per run to a verdict per claim."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,7 @@ def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _D
     untestable = data.untestable()
     if untestable is not None:
         return _Draft(claim, replace(untestable, notes=notes))
-    return _tested(claim, data, notes)
+    return _tested(claim, data, (*notes, *_beside(claim, metrics)))
 
 
 def _exact_checks(claim: Claim) -> "list[ExactCheck]":
@@ -146,6 +146,16 @@ def _tested(claim: Claim, data: _Data, notes: tuple[str, ...]) -> _Draft:
     return _ratio_equivalent(claim, ratio_values, numbers)
 
 
+def _beside(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
+    """The claim's descriptive metrics in words: the mean over completed runs of each arm that has one."""
+    for name in claim.beside:
+        values = {arm: list(arm_values(metrics, arm, name).values()) for arm in claim.arms}
+        known = {arm: [value for value in found if np.isfinite(value)] for arm, found in values.items()}
+        means = [f"{arm} {np.mean(found):.3g} (n = {len(found)})" for arm, found in known.items() if found]
+        if means:
+            yield f"{METRICS[name].label}, {METRICS[name].unit}: {', '.join(means)}"
+
+
 def _ratio_pairs(claim: Claim, data: _Data) -> tuple[np.ndarray, np.ndarray] | None:
     """The two arms' values for claims about two arms, None for others."""
     if len(claim.contrast) != 2 or claim.rivals:
@@ -210,7 +220,7 @@ def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
         raise ValueError(f"claim {draft.claim.id} has neither numbers nor a settled verdict")
     p = draft.p if p_holm is None else p_holm
     verdict = replace(verdict, p=draft.p, p_holm=float("nan") if p_holm is None else p_holm)
-    name = "p" if p_holm is None else f"p after Holm over {family}"
+    name = "p" if p_holm is None or family == 1 else f"p after Holm over {family}"
     if p <= ALPHA:
         return replace(verdict, status="supported", reason=f"{name} = {p:.3g}")
     if draft.against:

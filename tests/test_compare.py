@@ -1,0 +1,213 @@
+"""Arms and sweeps against each other, the command that does it, and the catalogue of warnings."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import typer
+from synthetic import rollout_rows, write_plan, write_run, write_sweep
+from typer.testing import CliRunner
+
+from lossbench.analysis.compare import (
+    Side,
+    against_baseline,
+    arm_values,
+    compare_arms,
+    comparison_rows,
+    matched,
+    pair_label,
+    pairwise,
+)
+from lossbench.analysis.length import summarise
+from lossbench.analysis.warnings import CATALOGUE, find_notices, run_versions
+from lossbench.cli.compare import compare
+from lossbench.errors import UsageError
+from lossbench.store.read import load
+from lossbench.store.write import write_json
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_sweep(tmp_path_factory.mktemp("sweep") / "s", {"grpo": 40, "dr_grpo": 20, "dapo": 20}, seeds=6)
+
+
+@pytest.fixture(scope="module")
+def summary(folder):
+    return summarise(load(folder))
+
+
+def test_arms_are_paired_by_policy_and_seed(summary):
+    item = compare_arms(summary.metrics, "grpo", "dr_grpo", "late_length_incorrect")
+    assert item.result.seeds == ((0, 0), (0, 1), (0, 2), (0, 3), (1, 4), (1, 5))
+    assert item.result.p_two_sided == 2 / 64 and item.result.ratio == pytest.approx(2, abs=0.3)
+    assert pair_label((1, 4)) == "seed 4 (policy 1)" and pair_label((None, 4)) == "seed 4"
+
+
+def test_unfinished_runs_are_not_compared(summary):
+    metrics = summary.metrics.copy()
+    metrics.loc[0, "complete"] = False
+    assert len(arm_values(metrics, "grpo", "late_reward")) == 5
+    assert len(arm_values(metrics, "grpo", "late_reward", complete_only=False)) == 6
+
+
+def test_baseline_and_pairwise(summary):
+    items = against_baseline(summary.metrics, "grpo", ["late_reward"])
+    assert [(item.arm_a, item.arm_b) for item in items] == [("dr_grpo", "grpo"), ("dapo", "grpo")]
+    pairs = [(item.arm_a, item.arm_b) for item in pairwise(summary.metrics, "late_reward")]
+    assert pairs == [("grpo", "dr_grpo"), ("grpo", "dapo"), ("dr_grpo", "dapo")]
+
+
+def test_equal_tokens_uses_the_shorter_run_s_budget(tmp_path):
+    # One completion a step. Run a spends 100 tokens in ten steps, run b 200; at 100 tokens b is at its fifth step.
+    for seed in range(2):
+        rows_a = [row for step in range(1, 11) for row in rollout_rows(step, [10], [])]
+        rows_b = [row for step in range(1, 11) for row in rollout_rows(step, [20 if step <= 4 else 19 + step % 5], [])]
+        write_run(tmp_path, f"a{seed}", rows_a)
+        write_run(tmp_path, f"b{seed}", rows_b)
+    runs = {
+        f"{name}{seed}": {"arm": arm, "seed": seed} for seed in range(2) for name, arm in (("a", "grpo"), ("b", "dapo"))
+    }
+    write_plan(tmp_path, runs)
+    summary = summarise(load(tmp_path))
+    sides = Side(summary, "grpo"), Side(summary, "dapo")
+    result = matched(*sides, "tokens")
+    assert result.at == 100
+    incorrect = next(item.result for item in result.comparisons if item.metric == "late_length_incorrect")
+    # The last fifth, 80 < tokens ≤ 100: steps 9 and 10 of a (10 each), step 5 of b (19 long: 80 + 19 = 99).
+    assert incorrect.values_a == (10, 10) and incorrect.values_b == (19, 19)
+    steps = matched(*sides, "step")
+    # Steps 9 and 10 of b are 19 + 4 and 19 + 0 long.
+    assert steps.at == 10 and steps.comparisons[0].result.values_b == (21, 21)
+    reward = matched(*sides, "reward")
+    assert reward.comparisons == () and reward.reason is not None and "none of them starts with" in reward.reason
+
+
+def test_equal_reward(summary):
+    result = matched(Side(summary, "grpo"), Side(summary, "dr_grpo"), "reward")
+    tokens = next(item.result for item in result.comparisons if item.metric == "tokens_to_reward")
+    assert 0.25 < result.at < 0.7 and tokens.n == 6 and tokens.difference > 0
+
+
+def test_arms_without_common_runs(summary):
+    other = summarise_with_seeds_moved(summary)
+    for basis in ("step", "tokens", "reward"):
+        result = matched(Side(summary, "grpo"), Side(other, "grpo"), basis)
+        assert result.reason == "the two arms have no completed runs in common" and not result.comparisons
+
+
+def summarise_with_seeds_moved(summary):
+    from dataclasses import replace
+
+    return replace(summary, metrics=summary.metrics.assign(seed=summary.metrics["seed"] + 100))
+
+
+def test_rows_name_what_was_left_out(summary):
+    metrics = summary.metrics.copy()
+    metrics.loc[0, "late_reward"] = np.nan
+    row = comparison_rows([compare_arms(metrics, "grpo", "dr_grpo", "late_reward")])[0]
+    assert row["n"] == 5 and row["left_out"] == "seed 0 (policy 0): without a value"
+
+
+def run_command(*arguments):
+    app = typer.Typer()
+    app.command()(compare)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_command_compares_two_modes(folder):
+    result = run_command("grpo", "grpo@seq-mean-token-sum-norm/none", "--in", folder, "--format", "json")
+    rows = json.loads(result.stdout)
+    assert result.exit_code == 0 and rows[0]["b"] == "dr_grpo" and rows[0]["metric"] == "late_length_incorrect"
+    assert {row["metric"] for row in rows} >= {"late_reward", "tokens_to_reward"}
+    assert re.search(r"higher \(p = 0\.0312, n = 6\)", rows[0]["statement"])
+
+
+def test_command_compares_two_sweeps(folder):
+    result = run_command(folder, folder, "--format", "csv", "--metrics", "late_reward")
+    assert result.exit_code == 0 and "no difference: identical in all 6 pairs" in result.stdout
+    assert f"{folder}: grpo" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("grp", "dr_grpo"), "did you mean 'grpo'"),
+        (("grpo", "dr_grpo", "--metrics", "late_lenght_mean"), "unknown metric"),
+        (("grpo", "dr_grpo", "--metrics", ","), "--metrics is empty"),
+    ],
+)
+def test_command_refuses_unknown_names(folder, arguments, message):
+    result = run_command(*arguments, "--in", folder)
+    assert isinstance(result.exception, UsageError) and message in str(result.exception)
+
+
+def test_command_refuses_a_folder_against_a_mode(folder, tmp_path):
+    for arguments in ((folder, "grpo"), ("grpo", folder), (folder, folder, "--in", folder)):
+        assert isinstance(run_command(*arguments).exception, UsageError)
+    other = write_sweep(tmp_path / "t", {"gspo": 20}, seeds=1, steps=2)
+    assert "share no mode" in str(run_command(folder, other).exception)
+
+
+def test_command_on_one_seed(tmp_path):
+    one = write_sweep(tmp_path / "t", {"grpo": 40, "dr_grpo": 20}, seeds=1)
+    result = run_command("grpo", "dr_grpo", "--in", one, "--format", "json")
+    assert result.exit_code == 0
+    assert "cannot be tested because there is only one pair" in json.loads(result.stdout)[0]["statement"]
+
+
+def notices(path, **recipe):
+    sweep = load(path)
+    return {n.code: n for n in find_notices(summarise(sweep), sweep.spec["recipe"] | recipe, run_versions(sweep))}
+
+
+def test_a_sound_sweep_has_no_warnings(tmp_path):
+    assert notices(write_sweep(tmp_path / "s", {"grpo": 40, "dr_grpo": 20}, seeds=7)) == {}
+
+
+def bad_sweep(tmp_path):
+    """One arm that never learns and is cut at the cap, one that is half of Dr. GRPO, and runs that are missing."""
+    half = "grpo@seq-mean-token-sum-norm/group"
+    flat = [row for step in range(1, 11) for row in rollout_rows(step, [8, 8, 8, 8], [], cap=8)]
+    perfect = [row for step in range(1, 11) for row in rollout_rows(step, [], [5, 5])]
+    write_run(tmp_path, "a", flat)
+    write_run(tmp_path, "b", perfect)
+    write_run(tmp_path, "b2", perfect)
+    write_run(tmp_path, "d", [], status="failed", steps=[{"step": 10, "length_mean": 4.0, "tokens": 4}])
+    (tmp_path / "runs" / "b2" / "rollouts.parquet").write_bytes(b"PAR1 but not quite")
+    write_plan(
+        tmp_path,
+        {
+            "a": {"arm": "grpo", "seed": 0}, "b": {"arm": half, "seed": 0}, "b2": {"arm": half, "seed": 0},
+            "c": {"arm": half, "seed": 1}, "d": {"arm": "cispo", "seed": 0}, "e": {"arm": "bnpo", "seed": 0},
+        },
+        max_completion_length=8, per_device_train_batch_size=1, cispo_cap=0.5, gradient_accumulation_steps=1,
+    )  # fmt: skip
+    for run_id, version in (("a", "2.12"), ("b", "2.13")):
+        write_json(tmp_path / "runs" / run_id / "run.json", {"status": "completed", "versions": {"torch": version}})
+    return tmp_path
+
+
+def test_every_warning_of_the_catalogue_fires(tmp_path):
+    found = notices(bad_sweep(tmp_path))
+    # Seeds 0 of both finished arms pair, so that one warning needs a sweep of its own.
+    assert set(CATALOGUE) - set(found) == {"unpaired-seeds"}
+    assert "3 of 6" in found["missing-runs"].message and found["missing-runs"].level == "error"
+    assert "every late completion is cut" in found["truncation"].message
+    assert "2.12, 2.13" in found["mixed-versions"].message
+    assert "2 runs" in found["duplicated-cells"].message
+    assert all(notice.remedy for notice in found.values())
+
+
+def test_unpaired_seeds_are_named(summary):
+    from dataclasses import replace
+
+    metrics = summary.metrics.copy()
+    metrics.loc[metrics.index[0], "complete"] = False
+    found = find_notices(replace(summary, metrics=metrics), {})
+    assert "grpo lacks seed 0 (policy 0)" in [notice.message for notice in found]
+
+
+def test_half_dr_grpo_is_no_fault_where_the_whole_is_there(tmp_path):
+    arms = {"dr_grpo": 20, "grpo@seq-mean-token-sum-norm/group": 20}
+    assert "half-dr-grpo" not in notices(write_sweep(tmp_path / "s", arms, seeds=1, steps=2))
