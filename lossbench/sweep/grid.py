@@ -1,6 +1,6 @@
 """From a recipe to its runs: a pure function, seed-major, so that a stopped sweep is balanced."""
 
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError
 from lossbench.sweep.recipe import Arm, Recipe
 from lossbench.training.spec import ModeSpec, RunSpec
 
@@ -25,10 +25,10 @@ def recipe_arms(recipe: Recipe) -> list[tuple[str, ModeSpec, Arm]]:
         mode = parse(arm.mode)
         label = arm.label or arm.policy
         name = f"{mode.name}[{label}]" if label else mode.name
-        if name in named:
-            raise UsageError(f"arm '{name}' is given twice: arms need different modes or labels")
         if arm.set and not label:
             raise UsageError(f"arm '{name}' changes settings: give it a label")
+        if name in named:
+            raise UsageError(f"arm '{name}' is given twice: arms need different modes or labels")
         named[name] = (name, mode, arm)
     return list(named.values())
 
@@ -106,8 +106,3 @@ def _check_task(recipe: Recipe, arms: list[tuple[str, ModeSpec, Arm]], processes
                 f"max_completion_length {settings.max_completion_length} is below the shortest rewarded completion of "
                 f"task '{settings.task}', {task.shortest_answer_tokens} tokens with its EOS"
             )
-
-
-def suggest_arm(name: str, arms: list[str]) -> str:
-    """The wording for an arm that a sweep does not have."""
-    return unknown("mode", name, arms)

@@ -1,0 +1,134 @@
+import hashlib
+import json
+import multiprocessing
+import random
+from dataclasses import replace
+
+import pytest
+
+from lossbench.policies import BUILT_IN
+from lossbench.policies.load import load_policy, policy_is_ready
+from lossbench.policies.tiny import TinyPolicy, make_tokenizer, write_completion
+from lossbench.policies.warmstart import cache_dir, ensure_policy, policy_key
+
+QUICK = TinyPolicy(warmstart_steps=4, warmstart_batch=8, hidden_size=16, heads=2, layers=1)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def weights_digest(folder):
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_same_configuration_gives_the_same_weights(cache, tmp_path, monkeypatch):
+    first = weights_digest(ensure_policy(QUICK))
+    monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path / "other"))
+    assert weights_digest(ensure_policy(QUICK)) == first
+    assert weights_digest(ensure_policy(replace(QUICK, policy_seed=1))) != first
+
+
+def test_building_a_policy_leaves_the_callers_random_numbers_alone(cache):
+    import torch
+
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    ensure_policy(QUICK)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def _build(cache, steps_made):
+    import os
+
+    os.environ["LOSSBENCH_CACHE"] = str(cache)
+    ensure_policy(QUICK, on_step=lambda done, total: steps_made.put(done))
+
+
+def test_two_processes_that_ask_at_once_build_once(cache):
+    context = multiprocessing.get_context("spawn")
+    steps_made = context.Queue()
+    processes = [context.Process(target=_build, args=(cache, steps_made)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(steps_made.get() for _ in range(4)) == [1, 2, 3, 4] and steps_made.empty()
+    assert [path.name for path in (cache / "policies").iterdir() if path.is_dir()] == [f"tiny-{policy_key(QUICK)}"]
+
+
+def test_a_build_that_dies_leaves_no_policy_behind(cache):
+    def fail(done, total):
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        ensure_policy(QUICK, on_step=fail)
+    assert not [path for path in (cache / "policies").iterdir() if path.is_dir()]
+    assert ensure_policy(QUICK).is_dir()
+
+
+def test_the_cache_folder_follows_the_environment(cache, monkeypatch):
+    assert cache_dir() == cache
+    assert not policy_is_ready("selfcheck", 0)
+    monkeypatch.delenv("LOSSBENCH_CACHE")
+    assert cache_dir().name == "lossbench"
+
+
+def test_a_policy_on_disk_says_what_it_is(cache):
+    assert json.loads((ensure_policy(QUICK) / "policy.json").read_text()) == QUICK.as_dict()
+
+
+def test_the_tokenizer_is_one_token_per_character_and_reads_back():
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode("7+8=51yyn")
+    assert len(ids) == 9
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "7+8=51yyn"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_warm_start_text_has_the_stated_frequencies():
+    # 4,000 completions; three binomial standard errors: 3 * sqrt(.25 * .75 / 4000) = .021, and for the check tokens
+    # about 60,000 of them, 3 * sqrt(.05 * .95 / 60000) = .0027. Mean number of checks: sum over k=1..60 of .94^k = 15.28.
+    policy, rng = TinyPolicy(), random.Random(0)
+    texts = [write_completion(policy, 7, 8, rng) for _ in range(4000)]
+    right = [text[:2] == "51" for text in texts]
+    assert abs(sum(right) / 4000 - 0.25) < 0.021
+    checks = [(token == "y") == is_right for text, is_right in zip(texts, right, strict=True) for token in text[2:]]
+    assert abs(sum(checks) / len(checks) - 0.95) < 0.003
+    assert abs(len(checks) / 4000 - 15.28) < 0.75
+    assert all(sum(a != b for a, b in zip(text[:2], "51", strict=True)) <= 1 for text in texts)
+
+
+def test_checks_of_the_null_policy_say_nothing():
+    policy, rng = BUILT_IN["selfcheck-null"], random.Random(0)
+    texts = [write_completion(policy, 7, 8, rng) for _ in range(2000)]
+    says_yes = {right: [c == "y" for t in texts if (t[:2] == "51") == right for c in t[2:]] for right in (True, False)}
+    for answers in says_yes.values():
+        assert abs(sum(answers) / len(answers) - 0.5) < 0.025
+
+
+def test_the_built_in_policy_starts_where_training_has_room_both_ways():
+    import torch
+
+    from lossbench.tasks import make_task
+    from lossbench.training.sampling import row_uniforms, sample
+
+    policy, task = load_policy("selfcheck", 0), make_task("selfcheck")
+    prompts = task.train_prompts * 4
+    encoded = policy.tokenizer([p.text for p in prompts], return_tensors="pt")
+    numbers = range(len(prompts))
+    with torch.no_grad():
+        completions = sample(
+            policy.model, encoded["input_ids"], encoded["attention_mask"],
+            row_uniforms(0, 0, numbers, numbers, 128), eos_token_ids=[policy.tokenizer.eos_token_id],
+            pad_token_id=policy.tokenizer.pad_token_id,
+        )  # fmt: skip
+    texts = policy.tokenizer.batch_decode(completions, skip_special_tokens=True)
+    accuracy = sum(task.verify(t, p.answer) for t, p in zip(texts, prompts, strict=True)) / len(prompts)
+    lengths = torch.tensor([float(len(ids)) for ids in completions])
+    assert 0.1 < accuracy < 0.35
+    assert 14 < lengths.mean() < 24 and 10 < lengths.std() < 22

@@ -1,0 +1,131 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+import lossbench
+from lossbench.errors import UsageError
+from lossbench.store.read import newest_sweep
+from lossbench.store.schema import SCHEMA_VERSION, TABLES, schema_for
+from lossbench.store.write import PartWriter, as_arrow, write_json, write_table
+
+
+def make_sweep(folder, runs=("a", "b")):
+    folder.mkdir(parents=True)
+    planned = {
+        run: {"arm": run, "mode": run, "loss_type": "grpo", "agg_mode": "token-mean", "scale_rewards": "group", "seed": 0,
+              "policy": "selfcheck", "policy_seed": 0, "steps_planned": 2}
+        for run in runs
+    }  # fmt: skip
+    write_json(folder / "sweep.json", {"runs": planned})
+    return folder
+
+
+def step(run_id, number, **more):
+    return {"run_id": run_id, "mode": run_id, "seed": 0, "step": number, **more}
+
+
+def test_pandas_reads_any_file_and_the_schema_is_in_it(tmp_path):
+    write_table(tmp_path / "steps.parquet", "steps", [step("a", 1, reward_mean=0.5, length_correct=None)])
+    frame = pd.read_parquet(tmp_path / "steps.parquet")
+    assert list(frame.columns) == [column.name for column in TABLES["steps"]]
+    assert frame["reward_mean"].tolist() == [0.5]
+    assert pq.read_schema(tmp_path / "steps.parquet").metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
+
+
+def test_a_column_of_nulls_is_still_a_column_of_numbers(tmp_path):
+    # One run never terminated: its column is all null. Joined with a run that did, the column stays float64.
+    sweep = make_sweep(tmp_path / "s")
+    for run, value in (("a", None), ("b", 4.0)):
+        (sweep / "runs" / run).mkdir(parents=True)
+        write_table(sweep / "runs" / run / "steps.parquet", "steps", [step(run, 1, length_terminated=value)])
+    column = lossbench.load(sweep).steps["length_terminated"]
+    assert column.dtype == np.float64
+    assert np.isnan(column[0]) and column[1] == 4.0
+
+
+def test_nan_is_written_as_null():
+    table = as_arrow("steps", [step("a", 1, kl=float("nan"), entropy=1.0)])
+    assert table.column("kl").null_count == 1
+    assert table.column("entropy").null_count == 0
+
+
+def test_a_column_that_the_schema_lacks_is_refused():
+    with pytest.raises(KeyError, match="no column"):
+        as_arrow("steps", [{"run_id": "a", "lenght": 1}])
+
+
+def test_parts_are_readable_while_a_run_goes_and_become_one_file(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    writer = PartWriter(sweep / "runs" / "a")
+    for number in (2, 1, 3):
+        writer.append("steps", number, [step("a", number)])
+    assert lossbench.load(sweep).steps["step"].tolist() == [1, 2, 3]
+    writer.finish()
+    assert sorted(path.name for path in (sweep / "runs" / "a").iterdir()) == ["steps.parquet"]
+    assert lossbench.load(sweep).steps["step"].tolist() == [1, 2, 3]
+
+
+def test_a_step_written_twice_counts_once_and_later_steps_can_be_dropped(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    writer = PartWriter(sweep / "runs" / "a")
+    for number, reward in ((5, 0.1), (6, 0.2), (7, 0.3), (6, 0.9)):
+        writer.append("steps", number, [step("a", number, reward_mean=reward)])
+    writer.keep_up_to(6)
+    steps = lossbench.load(sweep).steps
+    assert steps["step"].tolist() == [5, 6]
+    assert steps["reward_mean"].tolist() == [0.1, 0.9]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1" + b"\0" * 100])
+def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path, content):
+    sweep = make_sweep(tmp_path / "s")
+    for run in ("a", "b"):
+        (sweep / "runs" / run).mkdir(parents=True)
+    write_table(sweep / "runs" / "a" / "steps.parquet", "steps", [step("a", 1)])
+    (sweep / "runs" / "b" / "steps.parquet").write_bytes(content)
+    loaded = lossbench.load(sweep)
+    assert loaded.steps["run_id"].tolist() == ["a"]
+    assert len(loaded.problems) == 1 and str(sweep / "runs" / "b" / "steps.parquet") in loaded.problems[0]
+
+
+def test_nothing_half_written_is_left_where_writing_fails(tmp_path):
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "x.json", {"value": float("nan")})
+    with pytest.raises(KeyError):
+        write_table(tmp_path / "x.parquet", "steps", [{"nonsense": 1}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_not_begun_are_pending_and_a_damaged_state_is_a_problem(tmp_path):
+    sweep = make_sweep(tmp_path / "s")
+    (sweep / "runs" / "a").mkdir(parents=True)
+    (sweep / "runs" / "a" / "run.json").write_text("{")
+    loaded = lossbench.load(sweep)
+    assert loaded.runs["status"].tolist() == ["pending", "pending"]
+    assert "run.json" in loaded.problems[0]
+
+
+def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    for path, words in ((tmp_path / "absent", "not a folder"), (tmp_path / "other", "not a sweep")):
+        with pytest.raises(UsageError, match=words):
+            lossbench.load(path)
+    with pytest.raises(UsageError, match="no sweep below"):
+        newest_sweep(tmp_path)
+
+
+def test_only_the_columns_asked_for_are_read(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    (sweep / "runs" / "a").mkdir(parents=True)
+    write_table(sweep / "runs" / "a" / "steps.parquet", "steps", [step("a", 1)])
+    assert list(lossbench.load(sweep).table("steps", ["step", "loss"]).columns) == ["step", "loss"]
+
+
+def test_every_table_has_a_type_and_words_for_each_column():
+    for table, columns in TABLES.items():
+        assert len(schema_for(table).names) == len({column.name for column in columns})
+        assert all(column.doc for column in columns)
+    assert json.loads(json.dumps([column.name for column in TABLES["rollouts"]]))
