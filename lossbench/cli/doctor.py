@@ -5,12 +5,12 @@ from typing import Any
 
 import typer
 
-from lossbench.cli._shared import FormatOption, print_table, talk
+from lossbench.cli._shared import Format, FormatOption, print_table, talk
 
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
-def doctor(format: FormatOption = "table") -> None:
+def doctor(format: FormatOption = Format.table) -> None:
     """Check the installed TRL against this program's definitions, in seconds; exit code 1 where they drifted apart.
 
     Example: lossbench doctor

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossbench.cli._shared import FormatOption, print_table
+from lossbench.cli._shared import Format, FormatOption, print_table
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def modes(
     name: Annotated[
         str | None, typer.Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards.")
     ] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.table,
 ) -> None:
     """List the loss modes, or explain one: formula, weights, caveats, settings that give it in TRL, verl and ms-swift.
 
@@ -36,13 +36,13 @@ def modes(
 
     if name is None:
         rows = [_row(parse_mode(spelling)) for spelling in (*PRESETS, *_BEYOND_PRESETS)]
-        print_table(rows, _COLUMNS if format == "table" else None, format)
+        print_table(rows, _COLUMNS if format == Format.table else None, format)
         return
     try:
         mode = parse_mode(name)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    if format == "table":
+    if format == Format.table:
         typer.echo(_page(mode))
     else:
         print_table(_settings_rows(mode), None, format)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossbench.cli._shared import FormatOption, print_table, talk
+from lossbench.cli._shared import Format, FormatOption, print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def weights(
     ] = None,
     mask: Annotated[str | None, typer.Option(help="0/1 for each token loss, in the same layout.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a figure (png, svg, pdf) here.")] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.table,
 ) -> None:
     """Show how much weight each completion gets, per token and as a whole, and how weight grows with length.
 
@@ -65,7 +65,7 @@ def weights(
     print_table(rows, None, format)
     if plot is not None:
         _plot(plot, weights_of, lengths_N)
-    elif format == "table":
+    elif format == Format.table:
         _bars(weights_of, lengths_N)
 
 

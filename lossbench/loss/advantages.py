@@ -1,17 +1,14 @@
 """Group-relative advantages, with the three scales that TRL calls `scale_rewards`."""
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
 from lossbench.errors import unknown
 
-Scale = Literal["group", "batch", "none"]
-SCALES: tuple[Scale, ...] = get_args(Scale)
+SCALES = ("group", "batch", "none")
 
 
-def advantages(rewards_B: Tensor, group_ids_B: Tensor, scale: Scale = "group", eps: float = 1e-4) -> Tensor:
+def advantages(rewards_B: Tensor, group_ids_B: Tensor, scale: str = "group", eps: float = 1e-4) -> Tensor:
     """Reward minus the group's mean, over (std + eps): (B,), in the rewards' float dtype.
 
     `group`: the unbiased standard deviation of the row's prompt group; `batch`: that of all rewards, with group means;

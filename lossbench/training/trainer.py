@@ -247,7 +247,9 @@ class ModeTrainer(GRPOTrainer):
         for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
             rows = rows.to(lengths_B.device)
             width = max(int(lengths_B[rows].max()), 1)
-            padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max())
+            # a model of absolute positions reads them off the padded prompt: there the padding has to stay
+            rotary = getattr(self.model.config.get_text_config(), "rope_parameters", None) is not None
+            padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max()) if rotary else 0
             pieces.append((rows, _cut(inputs, rows, padding, width)))
         return pieces
 
