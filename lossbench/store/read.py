@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
@@ -121,19 +122,30 @@ class Sweep:
     def table(self, name: str, columns: list[str] | None = None) -> "pd.DataFrame":
         """Table `name` of all runs as one data frame; only `columns` are read."""
         tables = [self.run_table(run_id, name, columns) for run_id in self.run_ids]
-        return pa.concat_tables(tables).unify_dictionaries().to_pandas() if tables else self._empty(name, columns).to_pandas()
+        return (
+            pa.concat_tables(tables).unify_dictionaries().to_pandas()
+            if tables
+            else self._empty(name, columns).to_pandas()
+        )
 
-    def run_table(self, run_id: str, name: str, columns: list[str] | None = None) -> pa.Table:
-        """Table `name` of one run, in the schema's types; without rows where the run has none yet."""
+    def run_table(
+        self, run_id: str, name: str, columns: list[str] | None = None, rows: pc.Expression | None = None
+    ) -> pa.Table:
+        """Table `name` of one run, in the schema's types; without rows where the run has none yet.
+
+        `rows` keeps the rows for which the expression holds, without reading the others' texts into memory.
+        """
         folder = self.run_dir(run_id)
         whole = folder / f"{name}.parquet"
         paths = [whole] if whole.exists() else part_files(folder).get(name, [])
-        tables = [table for path in paths if (table := self._read(path, name, columns)) is not None]
+        tables = [table for path in paths if (table := self._read(path, name, columns, rows)) is not None]
         return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
 
-    def _read(self, path: Path, name: str, columns: list[str] | None) -> pa.Table | None:
+    def _read(
+        self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None
+    ) -> pa.Table | None:
         try:
-            table = pq.read_table(path, columns=columns)
+            table = pq.read_table(path, columns=columns, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
         except (pa.ArrowException, OSError, KeyError) as error:
             self._problem(f"{path}: damaged, passed over ({' '.join(str(error).split())[:200]})")

@@ -22,7 +22,12 @@ _PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)\.parquet")
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON to `path`, whole or not at all. NaN is refused: it is not JSON."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text))
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 to `path`, whole or not at all."""
+    _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def as_arrow(table: str, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pa.Table) -> pa.Table:
@@ -85,7 +90,8 @@ class PartWriter:
         write_table(self.parts / f"{table}-{step:07d}.parquet", table, rows)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop the parts of later steps, which a run that continues from `step` will write again."""
+        """Drop the parts of later steps, which a run that continues from `step` will write again, and joined tables."""
+        self._drop_tables()
         for path in self.parts.iterdir():
             match = _PART_NAME.fullmatch(path.name)
             if match is None or int(match["step"]) > step:
@@ -93,16 +99,37 @@ class PartWriter:
 
     def clear(self) -> None:
         """Drop all parts and tables of an earlier attempt."""
-        for path in [*self.parts.iterdir(), *self.run_dir.glob("*.parquet")]:
+        self._drop_tables()
+        for path in self.parts.iterdir():
             path.unlink()
+
+    def _drop_tables(self) -> None:
+        """Drop joined tables, and what a writer that was killed left under temporary names."""
+        for pattern in ("*.parquet", ".*.tmp"):
+            for path in self.run_dir.glob(pattern):
+                path.unlink()
 
     def finish(self) -> None:
         """Join the parts of each table into `<table>.parquet`, then drop them."""
+        self.join()
+        self.drop_parts()
+
+    def join(self) -> dict[str, int]:
+        """Write each table's parts as one `<table>.parquet` and return the tables' row counts; the parts stay.
+
+        Until the run is recorded as completed it may have to continue from a checkpoint, which needs the parts.
+        """
+        rows: dict[str, int] = {}
         for table, paths in part_files(self.run_dir).items():
             joined = pa.concat_tables([pq.read_table(path) for path in paths]).unify_dictionaries()
             write_table(self.run_dir / f"{table}.parquet", table, joined)
-            for path in paths:
-                path.unlink()
+            rows[table] = joined.num_rows
+        return rows
+
+    def drop_parts(self) -> None:
+        """Remove the parts; the joined tables hold their rows."""
+        for path in self.parts.iterdir():
+            path.unlink()
         self.parts.rmdir()
 
 
