@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_kit import CAP, PROMPTS, relative, reward, rollouts, settings, train
+from datasets import Dataset
+from trainer_kit import CAP, PROMPTS, UNEVEN_PROMPTS, model_folder, relative, reward, rollouts, settings, train
+from transformers import AutoModelForCausalLM
 from trl import GRPOTrainer
 
 from lossbench.loss.modes import parse_mode
 from lossbench.loss.surrogates import SurrogateParams
+from lossbench.policies.tiny import make_tokenizer
 from lossbench.training.trainer import ModeTrainer
 from lossbench.training.trl_check import TRL_LOSS_TYPES, difference
 
@@ -24,14 +27,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def trainers(root: str) -> tuple[GRPOTrainer, ModeTrainer]:
     """One of each kind; the tests set the loss on them."""
-    import trainer_kit
 
     def make(kind: type, **more: Any) -> Any:
-        model = trainer_kit.LlamaForCausalLM.from_pretrained(trainer_kit.model_folder(root)).eval()
+        model = AutoModelForCausalLM.from_pretrained(model_folder(root)).eval()
         args = settings(root, beta=0.04)
-        dataset = trainer_kit.Dataset.from_dict({"prompt": list(PROMPTS)})
+        dataset = Dataset.from_dict({"prompt": list(PROMPTS)})
         return kind(
-            model=model, args=args, reward_funcs=reward, processing_class=trainer_kit.make_tokenizer(),
+            model=model, args=args, reward_funcs=reward, processing_class=make_tokenizer(),
             train_dataset=dataset, rollout_func=rollouts, **more,
         )  # fmt: skip
 
@@ -112,6 +114,36 @@ def test_trl_divides_by_an_average_window_where_a_generation_feeds_several_steps
     assert own != every / 2
     assert relative(ours.gradients[0] * own, theirs.gradients[0] * (every / 2)) < 1e-5
     assert relative(ours.gradients[0], theirs.gradients[0]) > 1e-3
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_prompts_of_several_lengths(root: str, family: str) -> None:
+    # a model of absolute positions sees the padding on the left, so cutting it would move its log-probabilities
+    shared = {"family": family, "prompts": UNEVEN_PROMPTS, "num_iterations": 2, "max_steps": 2, "disable_dropout": True}
+    theirs = train(root, loss_type="grpo", **shared)
+    ours = train(root, mode="grpo", **shared)
+    for our_gradient, their_gradient in zip(ours.gradients, theirs.gradients, strict=True):
+        assert relative(our_gradient, their_gradient) < 1e-5
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_truncated_rows_leave_the_token_count_and_stay_rows(root: str, loss_type: str) -> None:
+    # TRL 6369, 3476: 85 tokens less the 12 of the one completion that was cut
+    shared = {"mask_truncated_completions": True}
+    theirs = train(root, loss_type=loss_type, scale_rewards=parse_mode(loss_type).scale_rewards, **shared)
+    ours = train(root, mode=loss_type, **shared)
+    lengths = ours.trainer._layout.lengths_RCB
+    assert int(lengths.sum()) == 85 - 12 and int((lengths == 0).sum()) == 1
+    assert relative(ours.gradients[0], theirs.gradients[0]) < 1e-5
+
+
+def test_a_window_without_live_tokens_is_zero_and_said(root: str, capsys: pytest.CaptureFixture[str]) -> None:
+    # NeMo-RL 158, TRL 6668: every completion was cut and masked
+    step = train(
+        root, mode="dapo", prompts=("9+9=",), mask_truncated_completions=True, gradient_accumulation_steps=1
+    )  # fmt: skip
+    assert step.losses == [0.0] and (step.gradients[0] == 0).all()
+    assert "no live token" in "".join(capsys.readouterr())
 
 
 def test_trl_keeps_sapo_s_temperature_in_float32() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from lossbench.loss.modes import parse_mode
@@ -17,53 +17,62 @@ from lossbench.policies.tiny import make_tokenizer
 from lossbench.training.trainer import ModeTrainer
 
 PROMPTS = ("1+2=", "3+4=", "5+6=", "7+8=")
+UNEVEN_PROMPTS = ("1+2=", "31+41=", "5+6=", "7+8=")
 GROUP, CAP = 4, 12
-# completion lengths of the four samples of each prompt; the last of "3+4=" is cut at the cap, so it never ends
-LENGTHS = {"1+2=": (1, 9, 3, 5), "3+4=": (2, 4, 7, 12), "5+6=": (11, 1, 1, 6), "7+8=": (3, 8, 2, 10)}
-REWARDS = {
-    "1+2=": (1.0, 0.0, 0.5, 0.0),
-    "3+4=": (0.0, 1.0, 1.0, 0.0),
-    "5+6=": (0.2, 0.9, 0.0, 1.0),
-    "7+8=": (1, 0, 0, 0),
+# lengths and rewards of the four samples of each prompt; a completion of CAP tokens was cut, so it never ends
+ROLLOUTS: dict[str, tuple[tuple[int, float], ...]] = {
+    "1+2=": ((1, 1.0), (9, 0.0), (3, 0.5), (5, 0.0)),
+    "3+4=": ((2, 0.0), (4, 1.0), (7, 1.0), (12, 0.0)),
+    "31+41=": ((2, 0.0), (4, 1.0), (7, 1.0), (12, 0.0)),
+    "5+6=": ((11, 0.2), (1, 0.9), (1, 0.0), (6, 1.0)),
+    "7+8=": ((3, 1.0), (8, 0.0), (2, 0.0), (10, 0.0)),
+    "9+9=": ((12, 1.0), (12, 0.0), (12, 0.0), (12, 0.0)),
 }
 
 
 @cache
-def model_folder(root: str) -> str:
-    """The policy on disk, where TRL finds its reference model too."""
+def model_folder(root: str, family: str = "llama") -> str:
+    """The policy on disk, where TRL finds its reference model too; "gpt2" has absolute positions."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
-    folder = Path(root) / "policy"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    special: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    if family == "gpt2":
+        config = GPT2Config(n_positions=64, n_embd=16, n_layer=1, n_head=2, **special)
+    else:
+        config = LlamaConfig(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+            max_position_embeddings=64, **special,
+        )  # fmt: skip
+    folder = Path(root) / family
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
+def _samples(prompts: list[str]) -> list[tuple[str, int]]:
+    """Each row's prompt, and which of its samples it is."""
+    seen: dict[str, int] = {}
+    rows = []
+    for prompt in prompts:
+        seen[prompt] = seen.get(prompt, -1) + 1
+        rows.append((prompt, seen[prompt] % GROUP))
+    return rows
+
+
 def rollouts(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
     """The same completions for the same prompt and sample, whatever the rank or the batch."""
-    seen: dict[str, int] = {}
     completion_ids = []
-    for prompt in prompts:
-        sample = seen[prompt] = seen.get(prompt, -1) + 1
-        length = LENGTHS[prompt][sample % GROUP]
-        ids = [2 + (7 * sample + 3 * t + len(prompt) + PROMPTS.index(prompt)) % 10 for t in range(length)]
+    for prompt, sample in _samples(prompts):
+        length, _ = ROLLOUTS[prompt][sample]
+        ids = [2 + (7 * sample + 3 * t + list(ROLLOUTS).index(prompt)) % 10 for t in range(length)]
         completion_ids.append(ids if length == CAP else [*ids[:-1], 1])
     tokenizer = trainer.processing_class
     return {"prompt_ids": [tokenizer(p).input_ids for p in prompts], "completion_ids": completion_ids, "logprobs": None}
 
 
-def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+def reward(prompts: list[str], **_: Any) -> list[float]:
     """The reward of each prompt's samples, in the order of the samples."""
-    seen: dict[str, int] = {}
-    rewards = []
-    for prompt in prompts:
-        sample = seen[prompt] = seen.get(prompt, -1) + 1
-        rewards.append(float(REWARDS[prompt][sample % GROUP]))
-    return rewards
+    return [ROLLOUTS[prompt][sample][1] for prompt, sample in _samples(prompts)]
 
 
 class _Gradients(TrainerCallback):
@@ -119,11 +128,12 @@ def train(
     horizon: float | None = None,
     cut_by_length: bool = True,
     prompts: tuple[str, ...] = PROMPTS,
+    family: str = "llama",
     **changes: Any,
 ) -> Trained:
     """Train with ModeTrainer under `mode`, with TRL's own trainer where it is None; returns each step's gradients."""
     args = settings(root, **changes)
-    model = LlamaForCausalLM.from_pretrained(model_folder(root))
+    model = AutoModelForCausalLM.from_pretrained(model_folder(root, family))
     model = model.double() if double else model
     watcher = _Gradients()
     common: dict[str, Any] = {
