@@ -7,6 +7,7 @@ is at least as extreme as the one observed. Intervals are paired t intervals; ra
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -80,9 +81,13 @@ def _half_of_flipped_sums(differences: np.ndarray) -> np.ndarray:
 
 def _drawn_flipped_sums(differences: np.ndarray, seed: int) -> np.ndarray:
     """Sums of `differences` (..., n) under random sign patterns, shape (..., `SAMPLED_FLIPS`)."""
-    shape = (differences.shape[-1], SAMPLED_FLIPS)
-    signs = np.random.default_rng(seed).integers(0, 2, size=shape, dtype=np.int8)
-    return differences @ (2.0 * signs - 1.0)
+    return differences @ _random_signs(differences.shape[-1], seed)
+
+
+@lru_cache(maxsize=2)
+def _random_signs(n: int, seed: int) -> np.ndarray:
+    """Signs of shape (n, `SAMPLED_FLIPS`); kept, since a sweep asks for the same ones over and over."""
+    return np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(n, SAMPLED_FLIPS))
 
 
 def smallest_p(n: int, alternative: Alternative = "two-sided") -> float:
@@ -176,6 +181,7 @@ def _t_power(d_z: float, n: int, alpha: float, sides: int) -> float:
     return float(min(1.0, power))
 
 
+@lru_cache(maxsize=256)
 def detectable_d_z(n: int, power: float = 0.8, alpha: float = 0.05, sides: Literal[1, 2] = 2) -> float:
     """Standardised paired effect that n pairs detect with `power` by the paired t test (NaN for n < 2)."""
     if n < 2:
