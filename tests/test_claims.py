@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic import write_sweep
+from known_runs import write_sweep
 
 from lossbench.analysis.claims import CLAIMS, fingerprint, select, stated
 from lossbench.analysis.judge import family_note, judge, judge_all, judge_dose

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import typer
-from synthetic import rollout_rows, write_plan, write_run, write_sweep
+from known_runs import rollout_rows, write_plan, write_run, write_sweep
 from typer.testing import CliRunner
 
 from lossbench.analysis.compare import (

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from synthetic import rollout_rows, write_plan, write_run, write_sweep
+from known_runs import rollout_rows, write_plan, write_run, write_sweep
 
 import lossbench.analysis.sums as sums_module
 from lossbench.analysis.curves import curves, length_distributions
