@@ -143,7 +143,7 @@ def _say_equalities(
     """Say which modes are one experiment under these settings; with --skip-duplicates keep one of each."""
     from lossbench.sweep.duplicates import duplicate_arms
 
-    found = duplicate_arms(recipe, runs, options.processes)
+    found = duplicate_arms(recipe, runs)
     if not options.quiet:
         for equality in found:
             talk(f"note: {equality.sentence}")

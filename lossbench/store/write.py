@@ -1,6 +1,6 @@
 """Atomic writes of JSON and parquet, and the part files through which a run's tables grow.
 
-A file appears under its own name only when it is whole: it is written to a temporary name in the same folder and renamed.
+A file appears under its own name only when it is whole: it is written to a temporary name beside it and renamed.
 """
 
 import json

@@ -1,0 +1,1 @@
+"""A sweep: recipe, plan, folder, schedule, executors."""

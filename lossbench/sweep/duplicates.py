@@ -12,7 +12,7 @@ _ROWS_ENOUGH = 16
 """Equalities are a matter of algebra: more rows per micro-batch than this change nothing but the time it takes."""
 
 
-def duplicate_arms(recipe: Recipe, runs: list[RunSpec], processes: int = 1) -> list["Equality"]:
+def duplicate_arms(recipe: Recipe, runs: list[RunSpec]) -> list["Equality"]:
     """Equalities between the arms that share policy and settings with the recipe; empty for a single arm."""
     from lossbench.loss.equalities import equalities
     from lossbench.loss.modes import Mode
@@ -20,10 +20,10 @@ def duplicate_arms(recipe: Recipe, runs: list[RunSpec], processes: int = 1) -> l
     plain = {spec.mode.name: spec.mode for spec in runs if spec.arm == spec.mode.name}
     if len(plain) < 2:
         return []
-    return equalities([Mode(**mode.model_dump()) for mode in plain.values()], setup_of(recipe, processes))
+    return equalities([Mode(**mode.model_dump()) for mode in plain.values()], setup_of(recipe))
 
 
-def setup_of(recipe: Recipe, processes: int = 1):
+def setup_of(recipe: Recipe):
     """The recipe's settings as `loss.equalities` wants them, at a size that keeps the algebra quick."""
     from lossbench.loss.equalities import Setup
     from lossbench.training.params import surrogate_params
@@ -35,7 +35,7 @@ def setup_of(recipe: Recipe, processes: int = 1):
     return Setup(
         on_policy=windows * recipe.num_iterations == 1,
         rows_per_micro_batch=rows,
-        micro_batches=recipe.gradient_accumulation_steps * processes,
+        micro_batches=recipe.gradient_accumulation_steps,
         num_generations=group,
         windows_per_generation=windows,
         horizon=recipe.loss_scale_factor or recipe.max_completion_length,

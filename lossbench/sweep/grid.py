@@ -2,7 +2,7 @@
 
 from lossbench.errors import UsageError
 from lossbench.sweep.recipe import Arm, Recipe
-from lossbench.training.spec import ModeSpec, RunSpec
+from lossbench.training.spec import ModeSpec, RunSpec, Settings
 
 
 def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
@@ -83,26 +83,39 @@ def _check_task(recipe: Recipe, arms: list[tuple[str, ModeSpec, Arm]], processes
 
     from lossbench.sweep.recipe import describe
     from lossbench.tasks import make_task
-    from lossbench.training.spec import Settings
 
-    for name, _, arm in arms:
+    for name, mode, arm in arms:
         try:
             settings = recipe.settings(arm.set)
         except ValidationError as error:
             raise UsageError(f"arm '{name}': {describe(error, Settings)}") from None
-        if settings.rows_per_generation(processes) % settings.num_generations:
+        if settings.rows_per_generation() % settings.num_generations:
             raise UsageError(
-                f"arm '{name}': {settings.rows_per_generation(processes)} completions per generation are not whole "
+                f"arm '{name}': {settings.rows_per_generation()} completions per generation are not whole "
                 f"groups of num_generations {settings.num_generations}"
             )
+        _check_processes(name, mode, settings, processes)
         task = make_task(settings.task, settings.task_params)
-        needed, there = settings.prompts_per_generation(processes), len(task.train_prompts)
+        needed, there = settings.prompts_per_generation(), len(task.train_prompts)
         if there < needed:
             raise UsageError(
-                f"task '{settings.task}' has {there} training prompts, fewer than the {needed} that one generation needs"
+                f"task '{settings.task}' has {there} training prompts, fewer than the {needed} of one generation"
             )
         if settings.max_completion_length < task.shortest_answer_tokens:
             raise UsageError(
                 f"max_completion_length {settings.max_completion_length} is below the shortest rewarded completion of "
                 f"task '{settings.task}', {task.shortest_answer_tokens} tokens with its EOS"
             )
+
+
+def _check_processes(name: str, mode: ModeSpec, settings: Settings, processes: int) -> None:
+    """The window is the recipe's: refuse processes that would change it."""
+    if settings.per_device_train_batch_size % processes:
+        raise UsageError(
+            f"--nproc-per-run {processes} does not divide the {settings.per_device_train_batch_size} rows of a micro-batch"
+        )
+    if processes > 1 and mode.agg_mode == "micro-token-mean":
+        raise UsageError(
+            f"arm '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
+            "experiment: run it with --nproc-per-run 1"
+        )

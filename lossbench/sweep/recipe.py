@@ -146,7 +146,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe called `name` (built in, or a path) with `overrides` on top. Raises UsageError naming what is wrong."""
+    """The recipe `name` (built in, or a path) with `overrides` on top. Raises UsageError that names the fault."""
     path = recipe_path(name)
     keys = {"name": path.stem, **read_toml(path), **(overrides or {})}
     return make_recipe(keys, str(name))

@@ -1,0 +1,1 @@
+"""One run: the trainer under a mode, its sampler, its record."""

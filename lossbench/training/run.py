@@ -1,9 +1,9 @@
 """One run: a `RunSpec` in, the files of its folder out."""
 
 import os
-import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import torch
 from transformers import TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOConfig
 
 from lossbench.loss.modes import Mode
@@ -20,6 +19,14 @@ from lossbench.policies.load import LoadedPolicy, load_policy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
+from lossbench.training.checkpoint import (
+    CHECKPOINTS,
+    checkpoint_steps,
+    drop_checkpoints,
+    drop_unsealed,
+    newest_checkpoint,
+    seal,
+)
 from lossbench.training.evaluate import evaluate
 from lossbench.training.params import surrogate_params
 from lossbench.training.recorder import Recorder
@@ -27,8 +34,12 @@ from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.spec import RunSpec
 from lossbench.training.trainer import ModeTrainer
 
-CHECKPOINTS = "checkpoints"
 OnStep = Callable[[int, float | None, float | None], None]
+
+
+def is_main_process() -> bool:
+    """Whether this process is the one of its run that writes files; the launcher sets RANK."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None:
@@ -36,25 +47,34 @@ def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None
 
     A run that left a checkpoint continues from it; without one it starts over. Exceptions are recorded and passed on.
     """
+    if not is_main_process():
+        _train(spec, run_dir, None)
+        return
     run_dir.mkdir(parents=True, exist_ok=True)
     state: dict[str, Any] = {
-        "spec": spec.model_dump(mode="json"),
-        "status": "running",
-        "steps_planned": spec.settings.steps,
-    }
-    state["versions"] = versions()
+        "spec": spec.model_dump(mode="json"), "status": "running", "steps_planned": spec.settings.steps,
+        "versions": versions(),
+    }  # fmt: skip
     began = time.perf_counter()
     write_json(run_dir / "run.json", state)
     try:
         facts = _train(spec, run_dir, on_step)
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        write_json(run_dir / "run.json", {**state, "status": status, "reason": reason})
+        # A disk too full for this file too: the error goes on, and the sweep that started the run records it.
+        with suppress(OSError):
+            write_json(run_dir / "run.json", {**state, "status": status, "reason": describe(error)})
         raise
     wall_s = round(time.perf_counter() - began, 3)
     write_json(run_dir / "run.json", {**state, "status": "completed", "wall_s": wall_s, **facts})
-    shutil.rmtree(run_dir / CHECKPOINTS, ignore_errors=True)
+    # Only now: a run that is killed before it is recorded as completed continues from these.
+    PartWriter(run_dir).drop_parts()
+    drop_checkpoints(run_dir)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, Any]:
@@ -62,18 +82,24 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     set_seed(spec.seed)
     task = make_task(settings.task, settings.task_params)
     policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
-    writer = PartWriter(run_dir)
-    recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step)
+    writer = PartWriter(run_dir) if is_main_process() else None
+    recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step) if writer else None
     trainer = make_trainer(spec, run_dir, policy, task, recorder)
-    checkpoint = _resume_point(run_dir, writer)
+    found = newest_checkpoint(run_dir, spec)
     evals = _Evaluations(spec, policy, task, trainer, writer)
-    if checkpoint is None:
+    if writer:
+        _cut_back(run_dir, writer, found[0] if found else None)
+    if found is None:
         evals.at(0)
     trainer.add_callback(evals)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.add_callback(_Checkpoints(spec, trainer))
+    trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
     evals.at(settings.steps)
-    writer.finish()
-    return {"steps_done": settings.steps, "horizon": trainer.horizon, "resolved": policy.resolved}
+    return {
+        "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
+        "resumed_from_step": found[0] if found else None, "resolved": policy.resolved,
+        "tables": writer.join() if writer else {},
+    }  # fmt: skip
 
 
 def _load_options(spec: RunSpec) -> dict[str, Any]:
@@ -82,15 +108,13 @@ def _load_options(spec: RunSpec) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in names}
 
 
-def _resume_point(run_dir: Path, writer: PartWriter) -> str | None:
-    """The newest whole checkpoint, the parts cut back to it; without one the folder is emptied of parts."""
-    folder = run_dir / CHECKPOINTS
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if checkpoint is None:
+def _cut_back(run_dir: Path, writer: PartWriter, step: int | None) -> None:
+    """Make the parts those of a run that has just made `step` steps; None empties the folder of them."""
+    drop_unsealed(run_dir)
+    if step is None:
         writer.clear()
     else:
-        writer.keep_up_to(int(checkpoint.rsplit("-", 1)[1]))
-    return checkpoint
+        writer.keep_up_to(step)
 
 
 def make_trainer(
@@ -106,7 +130,7 @@ def make_trainer(
         train_dataset=training_data(
             task,
             generations=settings.generations(),
-            prompts_per_generation=settings.prompts_per_generation(spec.processes),
+            prompts_per_generation=settings.prompts_per_generation(),
             seed=spec.seed,
         ),
         args=trainer_config(spec, run_dir / CHECKPOINTS),
@@ -122,7 +146,7 @@ def make_trainer(
 
 
 _PASSED_ON = (
-    "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations",
+    "num_generations", "gradient_accumulation_steps", "num_iterations",
     "max_completion_length", "temperature", "top_p", "top_k", "mask_truncated_completions", "learning_rate",
     "lr_scheduler_type", "warmup_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm",
     "beta", "epsilon_high", "delta", "gradient_checkpointing", "trust_remote_code",
@@ -130,13 +154,17 @@ _PASSED_ON = (
 
 
 def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
-    """TRL's configuration of a run. Prompts come in the order of the data set, which holds the whole run."""
+    """TRL's configuration of a run. Prompts come in the order of the data set, which holds the whole run.
+
+    The recipe's micro-batch is shared out among the run's processes, so that their number does not change the window.
+    """
     settings = spec.settings
-    every = checkpoint_steps(spec)
+    every = checkpoint_steps(settings)
     cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
     return GRPOConfig(
         output_dir=str(output_dir),
         max_steps=settings.steps,
+        per_device_train_batch_size=settings.per_device_train_batch_size // spec.processes,
         steps_per_generation=settings.micro_batches_per_generation,
         epsilon=settings.epsilon_low,
         seed=spec.seed,
@@ -148,36 +176,41 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
         disable_tqdm=True,
         save_strategy="steps" if every else "no",
         save_steps=every or 500,
-        save_total_limit=1,
+        save_total_limit=2,  # the last sealed one stays while the next is written
         report_to=settings.report_to or "none",
         **{name: getattr(settings, name) for name in _PASSED_ON},
     )
 
 
-def checkpoint_steps(spec: RunSpec) -> int | None:
-    """`checkpoint_every`, rounded up to steps at which a window ends and a generation is used up."""
-    settings = spec.settings
-    if settings.checkpoint_every is None:
-        return None
-    step = settings.checkpoint_every
-    while (
-        step * settings.gradient_accumulation_steps % (settings.micro_batches_per_generation * settings.num_iterations)
-    ):
-        step += 1
-    return step
+class _Checkpoints(TrainerCallback):
+    """Seals each checkpoint once every process has written its part of it."""
+
+    def __init__(self, spec: RunSpec, trainer: ModeTrainer) -> None:
+        self.spec, self.trainer = spec, trainer
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        """No checkpoint of the last step: the run's tables follow at once."""
+        if state.global_step >= self.spec.settings.steps:
+            control.should_save = False
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        """Called by the trainer after it wrote a checkpoint."""
+        self.trainer.accelerator.wait_for_everyone()
+        if is_main_process():
+            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.spec.run_id)
 
 
 class _Evaluations(TrainerCallback):
     """Evaluates the first and the last policy, and every `eval_every` steps between."""
 
     def __init__(
-        self, spec: RunSpec, policy: LoadedPolicy, task: Any, trainer: ModeTrainer, writer: PartWriter
+        self, spec: RunSpec, policy: LoadedPolicy, task: Any, trainer: ModeTrainer, writer: PartWriter | None
     ) -> None:
         self.spec, self.policy, self.task, self.trainer, self.writer = spec, policy, task, trainer, writer
 
     def at(self, step: int) -> None:
         """Evaluate now, as the policy after `step` steps."""
-        if self.spec.settings.eval_samples and self.trainer.accelerator.is_main_process:
+        if self.spec.settings.eval_samples and self.writer:
             rows = evaluate(self.spec, self.policy, self.task, self.trainer.eos_token_ids, step)
             labels = self.spec.labels()
             text = {} if self.spec.settings.text else {"prompt": None, "completion": None}

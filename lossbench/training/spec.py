@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     steps: int = Field(200, ge=1)
     num_generations: int = Field(8, ge=2)
-    per_device_train_batch_size: int = Field(64, ge=1)
+    per_device_train_batch_size: int = Field(64, ge=1)  # of all processes of a run together: it is the experiment's
     gradient_accumulation_steps: int = Field(1, ge=1)
     steps_per_generation: int | None = Field(None, ge=1)  # micro-batches per generation; default: one optimizer step's
     num_iterations: int = Field(1, ge=1)
@@ -70,13 +70,13 @@ class Settings(BaseModel):
         """TRL's steps_per_generation, resolved."""
         return self.steps_per_generation or self.gradient_accumulation_steps
 
-    def rows_per_generation(self, processes: int = 1) -> int:
-        """Completions of one sampling round."""
-        return self.per_device_train_batch_size * self.micro_batches_per_generation * processes
+    def rows_per_generation(self) -> int:
+        """Completions of one sampling round, of all processes."""
+        return self.per_device_train_batch_size * self.micro_batches_per_generation
 
-    def prompts_per_generation(self, processes: int = 1) -> int:
+    def prompts_per_generation(self) -> int:
         """Prompt groups of one sampling round."""
-        return self.rows_per_generation(processes) // self.num_generations
+        return self.rows_per_generation() // self.num_generations
 
     def generations(self) -> int:
         """Sampling rounds that `steps` optimizer steps need."""
@@ -106,7 +106,7 @@ class RunSpec(BaseModel):
     policy: str  # a built-in policy's name or a model reference
     policy_seed: int | None  # of the warm start; null where the policy is a model reference
     settings: Settings
-    processes: int = 1
+    processes: int = 1  # that share the run; each takes its part of every micro-batch
 
     @property
     def run_id(self) -> str:

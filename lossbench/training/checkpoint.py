@@ -1,0 +1,77 @@
+"""Checkpoints of a run: which one is whole, whose it is, and when one may be taken.
+
+The Trainer writes a checkpoint file by file, so a killed run can leave half of one. A checkpoint counts once it is
+sealed: a small file that is written last, by rename, and says which run it belongs to.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from lossbench.errors import UsageError
+from lossbench.store.read import read_json
+from lossbench.store.write import write_json
+from lossbench.training.spec import RunSpec, Settings
+
+CHECKPOINTS = "checkpoints"
+_SEAL = "lossbench.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def checkpoint_steps(settings: Settings) -> int | None:
+    """`checkpoint_every`, rounded up to steps at which a window ends and a generation is used up; None for never.
+
+    >>> checkpoint_steps(Settings(checkpoint_every=5, steps_per_generation=4, gradient_accumulation_steps=2))
+    6
+    """
+    if settings.checkpoint_every is None:
+        return None
+    reuse = settings.micro_batches_per_generation * settings.num_iterations
+    step = settings.checkpoint_every
+    while step * settings.gradient_accumulation_steps % reuse:
+        step += 1
+    return step
+
+
+def seal(checkpoint: Path, run_id: str) -> None:
+    """Declare `checkpoint` whole, as one of the run `run_id`."""
+    write_json(checkpoint / _SEAL, {"run_id": run_id})
+
+
+def newest_checkpoint(run_dir: Path, spec: RunSpec) -> tuple[int, Path] | None:
+    """Step and folder of the run's newest sealed checkpoint.
+
+    Raises UsageError where it belongs to another run: continuing from it would mix two experiments.
+    """
+    sealed = [path for path in _checkpoints(run_dir) if (path / _SEAL).is_file()]
+    if not sealed:
+        return None
+    newest = max(sealed, key=_step)
+    owner = read_json(newest / _SEAL).get("run_id")
+    if owner != spec.run_id:
+        raise UsageError(
+            f"'{newest}' is a checkpoint of another plan (run {owner}): remove it, or start over with --fresh"
+        )
+    return _step(newest), newest
+
+
+def drop_unsealed(run_dir: Path) -> None:
+    """Remove checkpoints that were being written when their run was killed."""
+    for path in _checkpoints(run_dir):
+        if not (path / _SEAL).is_file():
+            shutil.rmtree(path)
+
+
+def drop_checkpoints(run_dir: Path) -> None:
+    """Remove all checkpoints of a run that needs none any more."""
+    if (run_dir / CHECKPOINTS).is_dir():
+        shutil.rmtree(run_dir / CHECKPOINTS)
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    folder = run_dir / CHECKPOINTS
+    return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
