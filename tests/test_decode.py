@@ -27,6 +27,23 @@ def test_the_written_out_step_serves_plain_llamas(kind):
     assert isinstance(make_decoder(LLAMA_KINDS[kind]()), LlamaDecoder)
 
 
+def test_the_forward_that_trl_puts_on_policies_counts_as_the_models_own():
+    from trl.trainer.utils import add_fused_lm_head
+
+    model = tiny_llama()
+    add_fused_lm_head(model, temperature=1.0)
+    assert "forward" in vars(model)
+    assert computes_plain_llama(model)
+    ids_BP, mask_BP = ragged_prompts(rows=3)
+    ours = draw(model, ids_BP, mask_BP, torch.zeros(3, 5), greedy=True)
+    assert ours == generated(model, ids_BP, mask_BP, 5, do_sample=False)
+    changed = tiny_llama()
+    original = changed.forward
+    changed.forward = lambda **inputs: original(**inputs)
+    add_fused_lm_head(changed, temperature=1.0)
+    assert not computes_plain_llama(changed), "what TRL wraps here is not the class's forward"
+
+
 def hooked() -> nn.Module:
     model = tiny_llama()
     model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: output * 0.5)
@@ -112,6 +129,12 @@ def test_models_without_a_plain_cache_are_refused():
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=4, num_layers=1))
     with pytest.raises(UsageError, match="encoder-decoder"):
         draw(t5, ids_BP, torch.ones_like(ids_BP), torch.zeros(2, 4))
+
+
+def test_more_positions_than_a_model_has_learned_are_refused():
+    ids_BP = torch.full((1, 5), 4)
+    with pytest.raises(UsageError, match="64 positions, prompt and cap need 65"):
+        draw(tiny_gpt2(), ids_BP, torch.ones_like(ids_BP), torch.zeros(1, 60))
 
 
 def test_prompts_are_read_once_each():

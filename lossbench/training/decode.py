@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from lossbench.errors import UsageError
@@ -111,7 +110,15 @@ class ModelDecoder:
         self._model = model
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """See `Decoder.prefill`; the cache grows as it must, so `capacity` only sizes the mask."""
+        """See `Decoder.prefill`.
+
+        Raises:
+            UsageError: the model has learned embeddings for fewer than `capacity` positions, or no plain cache.
+        """
+        config = self._model.config
+        limit = getattr(config, "max_position_embeddings", None)
+        if limit is not None and getattr(config, "rope_parameters", None) is None and capacity > limit:
+            raise UsageError(f"{type(self._model).__name__} has {limit} positions, prompt and cap need {capacity}")
         logits_UV, self._cache = read_prompts(self._model, prompt_ids_UP, prompt_mask_UP)
         self._cache.batch_select_indices(rows_B)
         self._width = prompt_ids_UP.shape[1]
@@ -148,11 +155,3 @@ def make_decoder(model: nn.Module) -> Decoder:
     if computes_plain_llama(inner):
         return LlamaDecoder(inner)
     return ModelDecoder(inner)
-
-
-def no_gradients() -> Any:
-    """The context in which models are called.
-
-    Not `inference_mode`: a module may keep a tensor made in its forward (rotary tables do) and train with it later.
-    """
-    return torch.no_grad()

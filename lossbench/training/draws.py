@@ -106,7 +106,10 @@ def draw_tokens(
     return torch.searchsorted(cdf_BV, targets_B1, right=True).squeeze(1)
 
 
-def greedy_tokens(logits_BV: Tensor) -> Tensor:
-    """The most likely token of each row, int64 (B); V marks a row with NaN logits, as in `draw_tokens`."""
+def greedy_tokens(logits_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """The most likely token of each row, whatever the uniform numbers: int64 (B).
+
+    V marks a row with NaN logits, as in `draw_tokens`.
+    """
     best_B, tokens_B = logits_BV.max(dim=-1)
     return tokens_B.masked_fill(best_B.isnan(), logits_BV.shape[-1])

@@ -4,6 +4,7 @@ Formulas: RMSNorm (Zhang & Sennrich 2019), rotary positions in the half-split la
 attention (Ainslie et al. 2023), SwiGLU (Shazeer 2020), as the Llama and Qwen2 classes of transformers 5 combine them.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +55,22 @@ def _is_untouched(module: nn.Module) -> bool:
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False
-    return "forward" not in vars(module) or _is_fused_head(vars(module)["forward"], kind)
+    return _is_own_forward(module.forward, kind)
 
 
-def _is_fused_head(forward: Any, kind: type) -> bool:
-    """Whether an instance's own forward is the one TRL 1.16 puts on policies: the class's, unless asked to fuse the head."""
+def _is_own_forward(forward: Any, kind: type[nn.Module]) -> bool:
+    """Whether a forward is its class's, or TRL's around it, which calls it unless asked for a fused head.
+
+    TRL 1.16 (`add_fused_lm_head`) puts the latter on every policy and names the class's forward as the wrapped one
+    whatever it wraps, so only the function it closes over tells.
+    """
     function = getattr(forward, "__func__", forward)
-    return function.__globals__.get("__name__") == "trl.trainer.utils" and function.__wrapped__ is kind.forward
+    if function is kind.forward:
+        return True
+    if getattr(function, "__globals__", {}).get("__name__") != "trl.trainer.utils":
+        return False
+    inner = inspect.getclosurevars(function).nonlocals.get("original_forward")
+    return inner is not None and _is_own_forward(inner, kind)
 
 
 class _Projection:

@@ -1,13 +1,14 @@
 """Rollouts of a causal language model: one batch in, completions out, and no work for rows that have ended."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.training.chunks import length_chunks
-from lossbench.training.decode import Decoder, evaluation_mode, make_decoder, no_gradients
+from lossbench.training.decode import Decoder, evaluation_mode, make_decoder
 from lossbench.training.draws import check_draw_settings, draw_tokens, greedy_tokens, row_uniforms
 
 __all__ = ["length_chunks", "row_uniforms", "sample"]
@@ -62,12 +63,14 @@ def sample(
     _check_batch(prompt_ids_BP, prompt_mask_BP, uniforms_BT, eos_token_ids)
     if len(prompt_ids_BP) == 0:
         return []
-    loop = _Loop(make_decoder(model), uniforms_BT, eos_token_ids, greedy, temperature, top_p, top_k)
+    draw = partial(draw_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
+    loop = _Loop(make_decoder(model), greedy_tokens if greedy else draw, uniforms_BT, eos_token_ids)
     device = next(model.parameters()).device
     mask_BP = prompt_mask_BP.to(device=device, dtype=torch.int64)
     width = int(mask_BP.sum(-1).max())
     ids_BP = prompt_ids_BP.to(device).masked_fill(mask_BP == 0, pad_token_id)[:, -width:]
-    with evaluation_mode(model), no_gradients():
+    # Not `inference_mode`: a module may keep a tensor made in its forward (rotary tables do) and train with it later.
+    with evaluation_mode(model), torch.no_grad():
         return loop.run(ids_BP, mask_BP[:, -width:])
 
 
@@ -97,18 +100,14 @@ class _Loop:
     def __init__(
         self,
         decoder: Decoder,
+        pick: Callable[[Tensor, Tensor], Tensor],
         uniforms_BT: Tensor,
         eos_token_ids: Sequence[int],
-        greedy: bool,
-        temperature: float,
-        top_p: float,
-        top_k: int,
     ) -> None:
         self._decoder = decoder
+        self._pick = pick
         self._uniforms_BT = uniforms_BT
         self._eos_token_ids = list(eos_token_ids)
-        self._greedy = greedy
-        self._draw = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
 
     def run(self, ids_BP: Tensor, mask_BP: Tensor) -> list[list[int]]:
         """Completions of left-padded prompts whose first column holds at least one token."""
@@ -130,7 +129,7 @@ class _Loop:
         row_ids_N = torch.arange(rows, device=logits.device)
         ended_N = torch.zeros(rows, dtype=torch.int64, device=logits.device)
         for step in range(cap):
-            tokens_N = greedy_tokens(logits) if self._greedy else draw_tokens(logits, uniforms_TN[step], **self._draw)
+            tokens_N = self._pick(logits, uniforms_TN[step])
             tokens_TB[step].index_copy_(0, row_ids_N, tokens_N)
             torch.maximum(ended_N, ended_by_token.index_select(0, tokens_N), out=ended_N)
             ended = int(ended_N.sum())
