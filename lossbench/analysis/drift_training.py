@@ -1,0 +1,229 @@
+"""Predicted drift beside what training did: along runs that were probed, and over the arms of a sweep."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats as scipy_stats
+
+from lossbench.analysis.dose import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
+from lossbench.analysis.drift import Drift, DriftTable, Projections, projections_of, read_projections, summarise
+from lossbench.analysis.length import run_metrics
+from lossbench.analysis.stats import Interval, sign_flip_p
+from lossbench.errors import UsageError
+from lossbench.loss.modes import Mode, parse_mode
+from lossbench.store.read import Sweep, load
+
+_FEWEST_FOR_INTERVAL = 4
+
+
+@dataclass(frozen=True)
+class TrainedDrift:
+    """One probed stretch of one run: from `step` to `step_end` the length was predicted to change by
+    `predicted_tokens`; `realised_tokens` is the trend of the incorrect completions' mean length over the stretch."""
+
+    run_id: str
+    arm: str
+    step: int
+    step_end: int
+    predicted_tokens: float
+    realised_tokens: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well predicted and realised changes order together: Spearman's correlation over `units` (runs), with a 95 %
+    interval (Fisher's z, error of Bonett and Wright 2000); NaN bounds under four units."""
+
+    units: int
+    correlation: Interval
+
+
+@dataclass(frozen=True)
+class OrderCheck:
+    """Two modes of equal scale_rewards: does the order of their drifts agree with that of their late lengths?
+
+    Differences are a minus b: `drift` in tokens per unit of step with its 95 % interval, `realised_tokens` with the
+    exact paired p. `verdict`: "agree", "disagree", "only the drift differs", "only the lengths differ", "neither differs".
+    """
+
+    mode_a: str
+    mode_b: str
+    drift: Interval
+    realised_tokens: float
+    p: float
+    verdict: Literal["agree", "disagree", "only the drift differs", "only the lengths differ", "neither differs"]
+
+
+def rank_agreement(predicted: Sequence[float], realised: Sequence[float]) -> Agreement:
+    """Spearman's correlation with its interval; NaN where either does not vary."""
+    count = len(predicted)
+    if count < 2 or np.ptp(predicted) == 0 or np.ptp(realised) == 0:
+        return Agreement(count, Interval(np.nan, np.nan, np.nan))
+    rho = float(scipy_stats.spearmanr(predicted, realised).statistic)
+    if count < _FEWEST_FOR_INTERVAL or abs(rho) >= 1:
+        return Agreement(count, Interval(rho, np.nan, np.nan))
+    half = scipy_stats.norm.ppf(0.975) * ((1 + rho**2 / 2) / (count - 3)) ** 0.5
+    low, high = np.tanh(np.arctanh(rho) + np.array([-half, half]))
+    return Agreement(count, Interval(rho, float(low), float(high)))
+
+
+def trained_drifts(sweep: Sweep, direction: str = "incorrect") -> list[TrainedDrift]:
+    """A row per probed step of every run that was probed while it trained (`sweep --probe-every`).
+
+    Predicted: learning rate x steps x the mode's whole drift in the adam metric, at the gradient norm of the reference
+    of the second moments, times sqrt(rows of a step / rows of the probe) as in `lossbench.analysis.dose.forecast`.
+    """
+    shared = sweep.spec.get("shared", {})
+    found: list[TrainedDrift] = []
+    for run in sweep.runs.itertuples():
+        table = sweep.run_table(run.run_id, "probe")
+        if not table.num_rows:
+            continue
+        steps = sweep.run_table(run.run_id, "steps", ["step", f"length_{direction}"]).to_pandas()
+        probes = sorted(projections_of(table.to_pandas()), key=lambda probe: probe.step)
+        ends = [probe.step for probe in probes[1:]] + [int(steps["step"].max()) if len(steps) else 0]
+        for probe, end in zip(probes, ends, strict=True):
+            realised = _trend(steps, f"length_{direction}", probe.step, end)
+            predicted = _predicted(probe, parse_mode(_triple(run)), direction, shared, end - probe.step)
+            if realised is not None and predicted is not None:
+                found.append(TrainedDrift(run.run_id, run.arm, probe.step, end, predicted, realised))
+    return found
+
+
+def _triple(run: Any) -> str:
+    return f"{run.loss_type}@{run.agg_mode}/{run.scale_rewards}"
+
+
+def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
+    """Least-squares slope of `column` over steps begin + 1 to end, times their number; None without three values."""
+    part = steps[(steps["step"] > begin) & (steps["step"] <= end)].dropna()
+    if len(part) < 3:
+        return None
+    return float(np.polyfit(part["step"], part[column], 1)[0]) * (end - begin)
+
+
+def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[str, Any], steps: int) -> float | None:
+    if "adam" not in probe.metrics:
+        return None
+    raw = DriftTable(probe).drift(mode, direction, "adam", "gradient-norm").raw
+    if raw is None:
+        return None
+    rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
+    own = float(np.mean([len(window.lengths_N) for window in probe.windows]))
+    return float(shared.get("learning_rate", 1e-4) * steps * raw * (rows / own) ** 0.5)
+
+
+def run_totals(points: Sequence[TrainedDrift]) -> dict[str, tuple[float, float]]:
+    """run_id to (predicted, realised) change over all its stretches, in tokens."""
+    totals: dict[str, tuple[float, float]] = {}
+    for point in points:
+        predicted, realised = totals.get(point.run_id, (0.0, 0.0))
+        totals[point.run_id] = (predicted + point.predicted_tokens, realised + point.realised_tokens)
+    return totals
+
+
+def late_lengths(sweep: Sweep) -> dict[str, dict[int, float]]:
+    """mode to seed to `late_length_incorrect` of its completed runs; arms with a policy of their own are left out."""
+    metrics = run_metrics(sweep)
+    metrics = metrics[(metrics["status"] == "completed") & (metrics["arm"] == metrics["mode"])]
+    found: dict[str, dict[int, float]] = {}
+    for run in metrics.dropna(subset=["late_length_incorrect"]).itertuples():
+        found.setdefault(str(run.mode), {})[int(run.seed)] = float(run.late_length_incorrect)
+    return found
+
+
+def order_checks(
+    table: DriftTable, lengths: Mapping[str, Mapping[int, float]], metric: str = "plain", alpha: float = 0.05
+) -> list[OrderCheck]:
+    """Every pair of modes of equal scale_rewards, on the seeds that both have."""
+    modes = [parse_mode(name) for name in lengths]
+    checks = []
+    for a, b in combinations(modes, 2):
+        seeds = sorted(set(lengths[a.name]) & set(lengths[b.name]))
+        if a.scale_rewards != b.scale_rewards or not seeds:
+            continue
+        values_P = _between(table, a, b, metric)
+        differences = np.array([lengths[a.name][seed] - lengths[b.name][seed] for seed in seeds])
+        low, high = (np.nan if bound is None else bound for bound in summarise(values_P)[1:3])
+        drift = Interval(float(values_P.mean()) if len(values_P) else np.nan, float(low), float(high))
+        p = float(sign_flip_p(differences))
+        realised = float(differences.mean())
+        checks.append(OrderCheck(a.name, b.name, drift, realised, p, _verdict(drift, realised, p < alpha)))
+    return checks
+
+
+def _between(table: DriftTable, a: Mode, b: Mode, metric: str) -> np.ndarray:
+    found = [table.per_pair(mode, "incorrect", metric, "row-weight").values_P for mode in (a, b)]
+    return found[0] - found[1] if len(found[0]) == len(found[1]) else np.zeros(0)
+
+
+def _verdict(drift: Interval, realised: float, lengths_differ: bool) -> Any:
+    drifts_differ = drift.outside(0.0, 0.0)
+    if drifts_differ and lengths_differ:
+        return "agree" if drift.estimate * realised > 0 else "disagree"
+    if drifts_differ:
+        return "only the drift differs"
+    return "only the lengths differ" if lengths_differ else "neither differs"
+
+
+@dataclass(frozen=True)
+class ProbeSection:
+    """What a report shows of a sweep's probes: plain rows and numbers, no model and no file.
+
+    From the frozen probe named `name` (the sweep's `probe/` folder): `lengths`, `drifts` of the sweep's modes,
+    `mechanism`, `dose` (incorrect and correct, plain metric) and `orders` against the realised late lengths. From probes
+    along the runs: `trained`, and `agreement` over runs. Empty lists and None where there is no such probe.
+    """
+
+    name: str | None
+    policy: str | None
+    pairs: int
+    completions: int
+    lengths: list[LengthFacts]
+    drifts: list[Drift]
+    mechanism: list[Mechanism]
+    dose: list[DoseResponse]
+    orders: list[OrderCheck]
+    trained: list[TrainedDrift]
+    agreement: Agreement | None
+    problems: list[str]
+
+
+def probe_section(sweep_dir: Path) -> ProbeSection | None:
+    """The report's data on probes of the sweep in `sweep_dir`; None where it has none."""
+    sweep = load(sweep_dir)
+    problems: list[str] = []
+    frozen = _frozen_probes(sweep_dir, problems)
+    trained = trained_drifts(sweep)
+    if not frozen and not trained and not problems:
+        return None
+    agreement = None
+    if trained:
+        totals = run_totals(trained).values()
+        agreement = rank_agreement([p for p, _ in totals], [r for _, r in totals])
+    if not frozen:
+        return ProbeSection(None, None, 0, 0, [], [], [], [], [], trained, agreement, problems)
+    name, probe = frozen[0]
+    table = DriftTable(probe)
+    modes = [parse_mode(text) for text in dict.fromkeys(_triple(run) for run in sweep.runs.itertuples())]
+    metric = probe.metrics[0]
+    return ProbeSection(
+        name, probe.policy, len({w.pair for w in probe.windows}), len(probe.pool("lengths_N")), length_facts(probe),
+        table.rows(modes), [mechanism(probe, mode) for mode in modes],
+        [dose_response(table, direction, metric) for direction in ("incorrect", "correct")],
+        order_checks(table, late_lengths(sweep), metric), trained, agreement, problems,
+    )  # fmt: skip
+
+
+def _frozen_probes(sweep_dir: Path, problems: list[str]) -> list[tuple[str, Projections]]:
+    found: list[tuple[str, Projections]] = []
+    for path in sorted((sweep_dir / "probe").glob("*.parquet")):
+        try:
+            found += [(path.stem, probe) for probe in read_projections(path)]
+        except UsageError as error:
+            problems.append(str(error))
+    return found
