@@ -1,6 +1,8 @@
 """What must hold for any window: splits, order, padding, holes, empty rows, whatever masked cells hold."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -201,3 +203,13 @@ def test_bad_input_is_named(call, words: tuple[str, ...]) -> None:
     with pytest.raises(ValueError) as caught:
         call()
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_loss_room_needs_torch_alone() -> None:
+    rooms = "advantages aggregations contract equalities kl modes rosetta surrogates verl".split()
+    imports = "; ".join(f"import lossbench.loss.{room}" for room in rooms)
+    heavy = "[m for m in ('trl', 'transformers', 'pandas', 'matplotlib', 'accelerate') if m in sys.modules]"
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys; {imports}; print({heavy})"], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"

@@ -106,6 +106,16 @@ def test_several_generations_per_window(root: str, whole: dict[str, Trained], mo
     assert relative(spread.gradients[0], whole[mode].gradients[0]) < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["grpo@token-mean", "grpo@prompt-mean", "grpo@delta-l:0.5"])
+def test_one_generation_twice_in_a_window(root: str, whole: dict[str, Trained], mode: str) -> None:
+    # two passes over 16 rows before the optimizer steps: 32 rows of half the weight, the same gradient
+    twice = train(
+        root, mode=mode, per_device_train_batch_size=8, gradient_accumulation_steps=4, steps_per_generation=2,
+        num_iterations=2,
+    )  # fmt: skip
+    assert relative(twice.gradients[0], whole[mode].gradients[0]) < 1e-5
+
+
 @pytest.mark.parametrize(
     "mode", ["grpo@token-mean", "grpo@prompt-mean", "grpo@delta-l:0.5", "grpo@seq-mean-token-mean"]
 )

@@ -104,7 +104,8 @@ for _entry in (
         formula="1/T",
         exponent=lambda alpha: 1.0,
         source="DAPO (arXiv:2503.14476) as implemented: verl token-mean, TRL dapo",
-        caveat="every live token of the window weighs the same; the divisor moves with the window's token count",
+        caveat="every live token of the window weighs the same; the divisor moves with the window's token count;"
+        " articles print a local sum over the global count, which needs × processes under DDP's mean",
     ),
     Aggregation(
         name="seq-mean-token-mean",
