@@ -1,6 +1,10 @@
 """Running a recipe from the command line: check, say what will happen, run, say what happened."""
 
-from collections.abc import Mapping, Sequence
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,20 +64,43 @@ def launch(recipe: "Recipe", options: Launch) -> Path:
     """Run the recipe's plan and return its folder. Exits with 1 where a run failed, with 130 on Ctrl-C."""
     from lossbench.sweep.folder import check_folder, default_folder, fresh_folder
     from lossbench.sweep.grid import plan
-    from lossbench.sweep.shards import take_shard
+    from lossbench.sweep.shards import parse_shard, take_shard
 
+    shard = parse_shard(options.shard)
     runs = plan(recipe, options.processes)
-    folder = options.out or default_folder(recipe)
+    folder = options.out or default_folder(recipe, options.processes)
     folder = fresh_folder(folder) if options.fresh else folder
-    check_folder(folder, recipe)
-    mine = take_shard(runs, options.shard)
-    runs, mine = _say_equalities(recipe, runs, mine, options)
-    if options.dry_run:
-        print_table([_dry_row(spec) for spec in mine], _DRY_COLUMNS, options.format)
-        talk(f"{len(mine)} runs would go to '{folder}'; nothing was started")
-        return folder
-    _run(recipe, folder, runs, mine, options)
+    check_folder(folder, recipe, runs, options.processes)
+    mine = take_shard(runs, shard)
+    try:
+        with _interrupt_on_sigterm():
+            runs, mine = _say_equalities(recipe, runs, mine, options)
+            if options.dry_run:
+                print_table([_dry_row(spec) for spec in mine], _DRY_COLUMNS, options.format)
+                talk(f"{len(mine)} runs would go to '{folder}'; nothing was started")
+                return folder
+            _run(recipe, folder, runs, mine, shard, options)
+    except KeyboardInterrupt:
+        talk(f"interrupted; finished runs are safe. To go on: {_resume_command(folder, options.fresh)}")
+        raise typer.Exit(130) from None
     return folder
+
+
+@contextmanager
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """What a scheduler sends before it kills ends a sweep as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dry_row(spec: "RunSpec") -> dict[str, Any]:
@@ -83,44 +110,62 @@ def _dry_row(spec: "RunSpec") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(recipe: "Recipe", folder: Path, runs: list["RunSpec"], mine: list["RunSpec"], options: Launch) -> None:
+def _run(
+    recipe: "Recipe",
+    folder: Path,
+    runs: list["RunSpec"],
+    mine: list["RunSpec"],
+    shard: tuple[int, int] | None,
+    options: Launch,
+) -> None:
     from lossbench.sweep.display import make_display
-    from lossbench.sweep.executors import make_executor
-    from lossbench.sweep.folder import Lock, write_plan
+    from lossbench.sweep.executors import Resources, make_executor
+    from lossbench.sweep.folder import check_checkpoints, write_plan
+    from lossbench.sweep.lock import Lock
     from lossbench.sweep.schedule import left_to_do, outcome, run_all
 
-    executor = make_executor(options.executor, options.jobs, options.address)
-    folder.mkdir(parents=True, exist_ok=True)
-    resume = f"lossbench sweep … --out '{folder}'" if options.out else "the same command"
-    with Lock(folder):
-        write_plan(folder, recipe, runs)
-        left = left_to_do(folder, mine, retry_failed=options.retry_failed)
-        if not options.quiet:
-            talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {executor.slots} at once")
-        try:
-            _prepare_policies(left, options.quiet)
-            with make_display(left, options.quiet) as display:
-                run_all(folder, left, executor, display, fail_fast=options.fail_fast)
-        except KeyboardInterrupt:
-            talk(f"interrupted; finished runs are safe. To go on: {_resume_command()}")
-            raise typer.Exit(130) from None
-        finally:
-            executor.stop()
-        result = outcome(folder, mine)
+    wanted = Resources(options.jobs, options.gpus_per_run, options.processes, recipe.device, options.address)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder, shard):
+            left = left_to_do(folder, mine, retry_failed=options.retry_failed)
+            check_checkpoints(folder, left)
+            executor = make_executor(options.executor, wanted)
+            try:
+                write_plan(folder, recipe, runs, options.processes)
+                if not options.quiet:
+                    done = len(mine) - len(left)
+                    talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")
+                _prepare_policies(left, options.quiet)
+                with make_display(left, options.quiet) as display:
+                    run_all(folder, left, executor, display, fail_fast=options.fail_fast)
+            finally:
+                executor.stop()
+            result = outcome(folder, mine)
+    except OSError as error:
+        raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
     if not options.quiet:
         talk(f"{result.completed} of {len(mine)} runs completed. Next: lossbench report '{folder}'")
     if result.failed or result.left:
         talk(
             f"{result.failed} failed, {result.left} not run: `lossbench runs '{folder}' --status failed` shows their "
-            f"logs, --retry-failed with {resume} runs them again"
+            f"logs; to run them again: {_resume_command(folder, options.fresh, '--retry-failed')}"
         )
         raise typer.Exit(1)
 
 
-def _resume_command() -> str:
+def _resume_command(folder: Path, fresh: bool, *more: str) -> str:
+    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
     from lossbench.store.provenance import command_line
 
-    return command_line()
+    words = shlex.split(command_line())
+    if fresh:
+        words = [word for word in words if word != "--fresh"]
+        if "--out" in words:
+            at = words.index("--out")
+            del words[at : at + 2]
+        words = [*(word for word in words if not word.startswith("--out=")), "--out", str(folder)]
+    return shlex.join([*words, *(word for word in more if word not in words)])
 
 
 def _prepare_policies(runs: Sequence["RunSpec"], quiet: bool) -> None:
@@ -143,6 +188,8 @@ def _say_equalities(
     """Say which modes are one experiment under these settings; with --skip-duplicates keep one of each."""
     from lossbench.sweep.duplicates import duplicate_arms
 
+    if options.quiet and not options.skip_duplicates:
+        return runs, mine
     found = duplicate_arms(recipe, runs)
     if not options.quiet:
         for equality in found:

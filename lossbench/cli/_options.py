@@ -8,7 +8,6 @@ from typer import Argument, Option
 
 from lossbench.cli._shared import EXECUTION, GRID, OUTPUT, TRAINING
 
-
 RecipeArgument = Annotated[str, Argument(help="A built-in recipe (see `lossbench recipes`) or a TOML file.")]
 
 ModesOption = Annotated[
@@ -23,7 +22,8 @@ SeedsOption = Annotated[
     str | None, Option(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.", rich_help_panel=GRID)
 ]
 SkipDuplicatesOption = Annotated[
-    bool, Option("--skip-duplicates", help="Of modes that are the same experiment here, train one.", rich_help_panel=GRID)
+    bool,
+    Option("--skip-duplicates", help="Of modes that are the same experiment here, train one.", rich_help_panel=GRID),
 ]
 
 StepsOption = Annotated[int | None, Option(help="Optimizer steps per run.", rich_help_panel=TRAINING)]
@@ -61,12 +61,29 @@ JobsOption = Annotated[
     int | None, Option(help="Runs at once; by default one per core (or GPU).", rich_help_panel=EXECUTION)
 ]
 ExecutorOption = Annotated[str, Option(help="Where runs run: local or ray.", rich_help_panel=EXECUTION)]
+GpusPerRunOption = Annotated[
+    float | None,
+    Option(
+        help="GPUs of each run, 0.5 for two runs on one GPU; by default one per process.", rich_help_panel=EXECUTION
+    ),
+]
 AddressOption = Annotated[str | None, Option(help="Address of a Ray cluster.", rich_help_panel=EXECUTION)]
 ProcessesOption = Annotated[
-    int, Option("--nproc-per-run", help="Processes that share one run.", rich_help_panel=EXECUTION, min=1)
+    int,
+    Option(
+        "--nproc-per-run",
+        help="Processes that share one run; each takes its part of every micro-batch: the window stays the same.",
+        rich_help_panel=EXECUTION,
+        min=1,
+    ),
 ]
 ShardOption = Annotated[
-    str | None, Option(help="i/n: only the i-th of n slices of the plan.", rich_help_panel=EXECUTION)
+    str | None,
+    Option(
+        help="i/n: only the i-th of n slices of the plan, all in one folder. Slices made on separate disks join where "
+        "their folders are copied over each other.",
+        rich_help_panel=EXECUTION,
+    ),
 ]
 RetryFailedOption = Annotated[bool, Option("--retry-failed", help="Run failed runs again.", rich_help_panel=EXECUTION)]
 FailFastOption = Annotated[
@@ -91,6 +108,7 @@ class Launch:
     jobs: int | None = None
     executor: str = "local"
     address: str | None = None
+    gpus_per_run: float | None = None
     processes: int = 1
     shard: str | None = None
     retry_failed: bool = False

@@ -29,6 +29,7 @@ def sweep(
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = "local",
     address: o.AddressOption = None,
+    gpus_per_run: o.GpusPerRunOption = None,
     nproc_per_run: o.ProcessesOption = 1,
     shard: o.ShardOption = None,
     retry_failed: o.RetryFailedOption = False,
@@ -53,9 +54,9 @@ def sweep(
     axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
     resolved = recipe_keys(recipe, flags, axes, set_ or [])
     options = o.Launch(
-        jobs=jobs, executor=executor, address=address, processes=nproc_per_run, shard=shard, retry_failed=retry_failed,
-        fail_fast=fail_fast, fresh=fresh, skip_duplicates=skip_duplicates, out=out, dry_run=dry_run,
-        format=str(format), quiet=quiet,
+        jobs=jobs, executor=executor, address=address, gpus_per_run=gpus_per_run, processes=nproc_per_run, shard=shard,
+        retry_failed=retry_failed, fail_fast=fail_fast, fresh=fresh, skip_duplicates=skip_duplicates, out=out,
+        dry_run=dry_run, format=str(format), quiet=quiet,
     )  # fmt: skip
     launch(resolved, options)
 

@@ -1,9 +1,8 @@
 """A sweep's folder: its plan on disk, what is done in it, and who holds it."""
 
-import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from lossbench.store.provenance import command_line, git_state, machine, version
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe, plan_hash
+from lossbench.training.checkpoint import newest_checkpoint
 from lossbench.training.spec import RunSpec
 
 SWEEP_VERSION = 1
 
 
-def default_folder(recipe: Recipe, root: Path = Path("results")) -> Path:
+def default_folder(recipe: Recipe, processes: int = 1, root: Path = Path("results")) -> Path:
     """`results/<recipe>-<hash6>`: the same command finds the same folder again."""
-    return root / f"{recipe.name}-{plan_hash(recipe.shared())[:6]}"
+    return root / f"{recipe.name}-{plan_hash(shared_by_all(recipe, processes))[:6]}"
 
 
 def fresh_folder(folder: Path) -> Path:
@@ -31,10 +31,12 @@ def fresh_folder(folder: Path) -> Path:
     return candidate
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Refuse a folder that cannot be written or belongs to another plan; writes nothing."""
+def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1) -> None:
+    """Refuse a folder that cannot be written or belongs to another plan; writes nothing. Raises UsageError."""
     if (folder / SWEEP_FILE).exists():
-        _refuse_other_plan(folder, recipe)
+        known = read_json(folder / SWEEP_FILE)
+        _refuse_other_plan(folder, known, shared_by_all(recipe, processes))
+        _refuse_other_runs(folder, known.get("runs", {}), runs)
     elif folder.is_dir() and any(path for path in folder.iterdir() if not path.name.startswith(".")):
         raise UsageError(f"'{folder}' is not empty and not a sweep: choose another --out")
     existing = folder
@@ -50,8 +52,15 @@ def _read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
-def _refuse_other_plan(folder: Path, recipe: Recipe) -> None:
-    theirs, ours = read_json(folder / SWEEP_FILE).get("shared", {}), recipe.shared()
+def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
+    """What all runs in one folder have in common."""
+    return {**recipe.shared(), **({"processes": processes} if processes > 1 else {})}
+
+
+def _refuse_other_plan(folder: Path, known: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    if known.get("kind") != "sweep":
+        raise UsageError(f"'{folder}' holds logs of another trainer, not a sweep of lossbench: choose another --out")
+    theirs = known.get("shared", {})
     changed = [
         f"{key}: {json.dumps(theirs.get(key))} there, {json.dumps(ours.get(key))} here"
         for key in sorted({*theirs, *ours})
@@ -61,7 +70,36 @@ def _refuse_other_plan(folder: Path, recipe: Recipe) -> None:
         raise UsageError(f"'{folder}' belongs to another plan ({'; '.join(changed)}): choose another --out or --fresh")
 
 
-def write_plan(folder: Path, recipe: Recipe, runs: list[RunSpec]) -> None:
+def _refuse_other_runs(folder: Path, planned: Mapping[str, Any], runs: Sequence[RunSpec]) -> None:
+    """One arm and seed is one run: a second one under other settings would count twice in every figure."""
+    known = {(run["arm"], run["seed"]): run_id for run_id, run in planned.items()}
+    for spec in runs:
+        there = known.get((spec.arm, spec.seed), spec.run_id)
+        if there != spec.run_id:
+            raise UsageError(
+                f"'{folder}' has arm '{spec.arm}', seed {spec.seed} with other settings of its own "
+                f"({_difference(run_dir(folder, there), spec)}): choose another --out, or give the arm another label"
+            )
+
+
+def _difference(there: Path, spec: RunSpec) -> str:
+    """The settings in which a run of the folder differs from `spec`, as far as its run.json tells."""
+    if not (there / RUN_FILE).exists():
+        return f"run {there.name} there, {spec.run_id} here"
+    ours, theirs = spec.model_dump(mode="json"), read_json(there / RUN_FILE).get("spec", {})
+    pairs = {**{k: (theirs.get(k), v) for k, v in ours.items() if k != "settings"}}
+    pairs |= {k: (theirs.get("settings", {}).get(k), v) for k, v in ours["settings"].items()}
+    changed = [f"{k}: {json.dumps(a)} there, {json.dumps(b)} here" for k, (a, b) in pairs.items() if a != b]
+    return "; ".join(changed) or f"run {there.name} there, {spec.run_id} here"
+
+
+def check_checkpoints(folder: Path, runs: Sequence[RunSpec]) -> None:
+    """Refuse checkpoints that belong to other runs than the folders they lie in. Raises UsageError."""
+    for spec in runs:
+        newest_checkpoint(run_dir(folder, spec.run_id), spec)
+
+
+def write_plan(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1) -> None:
     """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SWEEP_FILE
@@ -69,12 +107,13 @@ def write_plan(folder: Path, recipe: Recipe, runs: list[RunSpec]) -> None:
     planned: dict[str, Any] = dict(known.get("runs", {}))
     planned.update({spec.run_id: _planned(spec) for spec in runs})
     claims = known.get("claims", recipe.claims)
+    shared = shared_by_all(recipe, processes)
     plan = {
         "sweep_version": SWEEP_VERSION,
         "kind": "sweep",
         "name": recipe.name,
-        "shared": recipe.shared(),
-        "plan_hash": plan_hash(recipe.shared()),
+        "shared": shared,
+        "plan_hash": plan_hash(shared),
         "recipe": recipe.model_dump(mode="json"),
         "baseline": recipe.baseline,
         "claims": claims,
@@ -111,17 +150,18 @@ def run_state(folder: Path, run_id: str) -> dict[str, Any]:
         state = read_json(path / RUN_FILE)
     except UsageError as error:
         return {"status": "pending", "reason": str(error)}
-    if state.get("status") == "completed" and not _is_whole(path):
+    if state.get("status") == "completed" and not _is_whole(path, state.get("tables", {})):
         return {**state, "status": "interrupted", "reason": "its tables are missing or damaged"}
     return state
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Path, tables: Mapping[str, int]) -> bool:
+    """Whether the tables that run.json counts are there with all their rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return all(pq.ParquetFile(path / f"{table}.parquet").metadata is not None for table in ("steps", "rollouts"))
+        return all(pq.read_metadata(path / f"{name}.parquet").num_rows == rows for name, rows in tables.items())
     except (OSError, pa.ArrowException):
         return False
 
@@ -134,24 +174,3 @@ def mark(folder: Path, run_id: str, status: str, reason: str | None, spec: RunSp
     with suppress(UsageError):
         state = read_json(path / RUN_FILE)
     write_json(path / RUN_FILE, {**state, "status": status, "reason": reason or state.get("reason")})
-
-
-class Lock:
-    """Holds a sweep's folder against another sweep; the kernel lets go of it when this process dies."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / ".lock"
-
-    def __enter__(self) -> "Lock":
-        self._handle = self.path.open("w")
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._handle.close()
-            raise UsageError(
-                f"another sweep is running in '{self.path.parent}': wait for it, or give another --out"
-            ) from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.close()

@@ -112,7 +112,7 @@ def _check_processes(name: str, mode: ModeSpec, settings: Settings, processes: i
     """The window is the recipe's: refuse processes that would change it."""
     if settings.per_device_train_batch_size % processes:
         raise UsageError(
-            f"--nproc-per-run {processes} does not divide the {settings.per_device_train_batch_size} rows of a micro-batch"
+            f"--nproc-per-run {processes} does not divide a micro-batch of {settings.per_device_train_batch_size} rows"
         )
     if processes > 1 and mode.agg_mode == "micro-token-mean":
         raise UsageError(

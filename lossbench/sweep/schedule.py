@@ -1,7 +1,10 @@
 """Runs what is left of a plan, in plan order, as many at once as the executor has slots."""
 
+import signal
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -58,33 +61,59 @@ def run_all(
         while going or (waiting and not (failed and fail_fast)):
             while waiting and len(going) < executor.slots and not (failed and fail_fast):
                 spec = waiting.pop()
-                executor.start(spec, run_dir(folder, spec.run_id))
-                going[spec.run_id] = spec
                 display.started(spec)
+                try:
+                    executor.start(spec, run_dir(folder, spec.run_id))
+                except (OSError, EOFError) as error:  # no memory for another process, no room on the disk
+                    failed |= _end(folder, spec, Ended(spec.run_id, f"could not start: {error}"), display)
+                else:
+                    going[spec.run_id] = spec
             for event in executor.events(_WAIT_S):
                 if isinstance(event, Ended):
                     spec = going.pop(event.run_id)
                     failed |= _end(folder, spec, event, display)
-                else:
+                elif event.run_id in going:
                     display.progressed(event)
     finally:
-        executor.stop()
-        for spec in going.values():
-            mark(folder, spec.run_id, "interrupted", "stopped with the sweep", spec)
+        with _undisturbed():
+            executor.stop()
+            for spec in going.values():
+                if run_state(folder, spec.run_id)["status"] != "completed":
+                    _record(folder, spec, "interrupted", "stopped with the sweep")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not keep the runs from being stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _end(folder: Path, spec: RunSpec, event: Ended, display: Display) -> bool:
-    """Settle what the run's folder says; whether the run failed."""
+    """Settle what the run's folder says; whether the run failed. A run that is recorded as completed is."""
     state = run_state(folder, spec.run_id)
-    reason = event.reason
-    if reason is None and state["status"] != "completed":
-        reason = state.get("reason") or "it ended without completing"
-    if reason is not None:
-        if state["status"] != "failed":
-            mark(folder, spec.run_id, "failed", reason, spec)
-        reason = run_state(folder, spec.run_id).get("reason") or reason
+    reason = None
+    if state["status"] != "completed":
+        reason = event.reason or state.get("reason") or "it ended without completing"
+        if (state["status"], state.get("reason")) != ("failed", reason):
+            reason = _record(folder, spec, "failed", reason)
     display.ended(spec, reason, run_dir(folder, spec.run_id) / "log.txt")
     return reason is not None
+
+
+def _record(folder: Path, spec: RunSpec, status: str, reason: str) -> str:
+    """Write how the run ended into its run.json; returns `reason`, with more where the disk does not take it."""
+    try:
+        mark(folder, spec.run_id, status, reason, spec)
+    except OSError as error:
+        return f"{reason} (and it could not be recorded: {error})"
+    return reason
 
 
 def outcome(folder: Path, runs: Sequence[RunSpec]) -> Outcome:

@@ -3,31 +3,31 @@
 from collections.abc import Callable
 
 from lossbench.errors import UsageError, unknown
-from lossbench.sweep.executors.base import Executor
+from lossbench.sweep.executors.base import Executor, Resources
 
 
-def _local(jobs: int | None, address: str | None) -> Executor:
+def _local(wanted: Resources) -> Executor:
     from lossbench.sweep.executors.local import LocalExecutor
+    from lossbench.sweep.executors.slots import local_slots
 
-    if address is not None:
+    if wanted.address is not None:
         raise UsageError("--address belongs to --executor ray")
-    return LocalExecutor(jobs or default_jobs())
+    return LocalExecutor(local_slots(wanted))
 
 
-EXECUTORS: dict[str, Callable[[int | None, str | None], Executor]] = {"local": _local}
+def _ray(wanted: Resources) -> Executor:
+    from lossbench.sweep.executors.ray import connect
+
+    return connect(wanted)
 
 
-def make_executor(name: str, jobs: int | None = None, address: str | None = None) -> Executor:
-    """The executor called `name` with `jobs` runs at once (default: one per core). Raises UsageError."""
+EXECUTORS: dict[str, Callable[[Resources], Executor]] = {"local": _local, "ray": _ray}
+
+
+def make_executor(name: str, wanted: Resources) -> Executor:
+    """The executor called `name` with what it may use. Raises UsageError for an unknown name, or for too much."""
     if name not in EXECUTORS:
         raise UsageError(unknown("executor", name, EXECUTORS))
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"--jobs {jobs}: give 1 or more")
-    return EXECUTORS[name](jobs, address)
-
-
-def default_jobs() -> int:
-    """Cores this process may use."""
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if wanted.jobs is not None and wanted.jobs < 1:
+        raise UsageError(f"--jobs {wanted.jobs}: give 1 or more")
+    return EXECUTORS[name](wanted)

@@ -9,6 +9,17 @@ from lossbench.training.spec import RunSpec
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What a sweep may use, as asked for; None leaves the choice to the executor."""
+
+    jobs: int | None = None  # runs at once
+    gpus_per_run: float | None = None
+    processes: int = 1  # per run
+    device: str = "auto"  # of the runs: auto, cpu, cuda
+    address: str | None = None  # of a cluster
+
+
+@dataclass(frozen=True)
 class Progress:
     """A run made a step."""
 

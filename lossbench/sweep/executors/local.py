@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -13,61 +15,88 @@ from lossbench.sweep.executors.base import Ended, Progress
 from lossbench.training.spec import RunSpec
 
 _STOP_GRACE_S = 2.0
+_SERVER = "lossbench.sweep.executors.server"
+
+Execute = Callable[[RunSpec, Path, Callable[[int, float | None, float | None], None]], None]
+
+
+@dataclass
+class _Going:
+    """A run that is going on: its process, the pipe it tells through, its slot, and the fault it told of."""
+
+    process: ForkServerProcess
+    pipe: Connection
+    slot: tuple[str, ...]
+    fault: str | None = None
 
 
 class LocalExecutor:
-    """`jobs` runs at once, `threads` threads each."""
+    """As many runs at once as there are `slots`, each on the GPUs of its slot, with `threads` threads.
 
-    def __init__(self, jobs: int, threads: int = 1) -> None:
-        self.slots = jobs
+    `execute` makes a run in its process; the default is `lossbench.training.ranks.execute_run`.
+    """
+
+    def __init__(self, slots: Sequence[tuple[str, ...]], threads: int = 1, execute: Execute | None = None) -> None:
+        self.slots = len(slots)
         self.threads = threads
+        self._free = list(slots)[::-1]
+        self._execute = execute
         # Read by the libraries when the server imports them; a run must not take its neighbours' cores.
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = str(threads)
+        # A server that has touched CUDA could not fork runs that use it; this way of counting GPUs does not touch it.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["lossbench.training.run"])
-        self._running: dict[str, tuple[ForkServerProcess, Connection]] = {}
+        self._context.set_forkserver_preload([_SERVER])
+        self._going: dict[str, _Going] = {}
 
     def start(self, spec: RunSpec, run_dir: Path) -> None:
-        """Fork a process for the run; its output goes to the run's log.txt."""
-        ours, theirs = self._context.Pipe(duplex=False)
+        """Fork a process for the run; its output goes to the run's log.txt. Raises OSError where that cannot be."""
         run_dir.mkdir(parents=True, exist_ok=True)
-        process = self._context.Process(
-            target=_work, args=(spec.model_dump_json(), str(run_dir), theirs, self.threads), name=spec.run_id
-        )
+        slot = self._free[-1]
+        ours, theirs = self._context.Pipe(duplex=False)
+        arguments = (spec.model_dump_json(), str(run_dir), theirs, slot, self.threads, self._execute)
+        process = self._context.Process(target=work, args=arguments, name=spec.run_id)
         process.start()
         theirs.close()
-        self._running[spec.run_id] = (process, ours)
+        self._free.pop()
+        self._going[spec.run_id] = _Going(process, ours, slot)
 
     def events(self, timeout_s: float) -> Iterable[Progress | Ended]:
         """Progress and ends since the last call."""
-        ready = set(wait([pipe for _, pipe in self._running.values()], timeout_s))
-        for run_id, (process, pipe) in list(self._running.items()):
-            if pipe in ready:
-                yield from self._read(run_id, process, pipe)
+        ready = set(wait([going.pipe for going in self._going.values()], timeout_s))
+        for run_id, going in list(self._going.items()):
+            if going.pipe in ready:
+                yield from self._read(run_id, going)
 
-    def _read(self, run_id: str, process: ForkServerProcess, pipe: Connection) -> Iterable[Progress | Ended]:
+    def _read(self, run_id: str, going: _Going) -> Iterable[Progress | Ended]:
         """Empty the pipe; its end is the run's end."""
         try:
-            while pipe.poll():
-                yield Progress(run_id, *pipe.recv())
-        except EOFError:
-            process.join()
-            pipe.close()
-            del self._running[run_id]
-            yield Ended(run_id, _reason(process.exitcode))
+            while going.pipe.poll():
+                message = going.pipe.recv()
+                if isinstance(message, str):
+                    going.fault = message
+                else:
+                    yield Progress(run_id, *message)
+        except (EOFError, OSError):  # OSError: it was killed in the middle of a message
+            going.process.join()
+            going.pipe.close()
+            del self._going[run_id]
+            self._free.append(going.slot)
+            yield Ended(run_id, going.fault or _reason(going.process.exitcode))
 
     def stop(self) -> None:
         """Terminate all runs; kill those that do not go."""
-        for process, _ in self._running.values():
-            process.terminate()
-        for process, pipe in self._running.values():
-            process.join(_STOP_GRACE_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            pipe.close()
-        self._running.clear()
+        for going in self._going.values():
+            going.process.terminate()
+        for going in self._going.values():
+            going.process.join(_STOP_GRACE_S)
+            if going.process.is_alive():
+                going.process.kill()
+                going.process.join()
+            going.pipe.close()
+            self._free.append(going.slot)
+        self._going.clear()
 
 
 def _reason(exit_code: int | None) -> str | None:
@@ -78,18 +107,24 @@ def _reason(exit_code: int | None) -> str | None:
     return f"ended with exit code {exit_code}"
 
 
-def _work(spec_json: str, run_dir: str, pipe: Connection, threads: int) -> None:
-    """The run's process: output to its log, progress into the pipe."""
-    import signal
+def work(
+    spec_json: str, run_dir: str, pipe: Connection, gpus: tuple[str, ...], threads: int, execute: Execute | None
+) -> None:
+    """The run's process: output to its log; steps, and the reason of a failure, into the pipe."""
+    from lossbench.training.lifeline import die_with_parent
 
     # Ctrl-C reaches the whole process group; the driver decides what becomes of the runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    die_with_parent()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     import torch
 
-    from lossbench.training.run import execute
+    from lossbench.errors import UsageError
+    from lossbench.training.ranks import execute_run
+    from lossbench.training.run import describe
 
     torch.set_num_threads(threads)
 
@@ -100,7 +135,9 @@ def _work(spec_json: str, run_dir: str, pipe: Connection, threads: int) -> None:
             raise SystemExit("the sweep that started this run is gone") from None
 
     try:
-        execute(RunSpec.model_validate_json(spec_json), Path(run_dir), on_step)
-    except Exception:
+        (execute or execute_run)(RunSpec.model_validate_json(spec_json), Path(run_dir), on_step)
+    except Exception as error:
+        # On a full disk the log takes nothing more, and the pipe is the only way to tell.
+        pipe.send(str(error) if isinstance(error, UsageError) else describe(error))
         traceback.print_exc()
         sys.exit(1)

@@ -1,0 +1,73 @@
+"""How many runs go at once, and which GPUs each of them sees."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lossbench.errors import UsageError
+from lossbench.sweep.executors.base import Resources
+
+
+def local_slots(wanted: Resources) -> list[tuple[str, ...]]:
+    """This machine's slots: the GPUs that the run in each slot may see, none where it has to do without."""
+    return plan_slots(wanted, [] if wanted.device == "cpu" else visible_gpus(), cores())
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes, less those it hides already."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists():
+        return []  # spares the import of torch
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in named.split(",")] if named else [str(i) for i in range(count)]
+    return names[:count]
+
+
+def plan_slots(wanted: Resources, gpus: Sequence[str], core_count: int) -> list[tuple[str, ...]]:
+    """Slots for `wanted` on a machine with these GPUs: one run per GPU, or the stated number or fraction of one.
+
+    Without GPUs a slot is a core (per process of a run). Raises UsageError where more is asked for than there is.
+    """
+    if wanted.jobs is not None and wanted.jobs < 1:
+        raise UsageError(f"--jobs {wanted.jobs}: give 1 or more")
+    if not gpus:
+        if wanted.gpus_per_run or wanted.device == "cuda":
+            asked = f"--gpus-per-run {wanted.gpus_per_run:g}" if wanted.gpus_per_run else "device = cuda"
+            raise UsageError(f"{asked}: there is no GPU that the runs could use")
+        return [()] * (wanted.jobs or max(core_count // wanted.processes, 1))
+    slots = _gpu_slots(wanted, gpus)
+    if wanted.jobs is not None and wanted.jobs > len(slots):
+        raise UsageError(
+            f"--jobs {wanted.jobs}: {len(gpus)} GPUs at {_share(wanted):g} per run are room for {len(slots)} runs at "
+            "once; give fewer jobs or a smaller --gpus-per-run"
+        )
+    return slots[: wanted.jobs]
+
+
+def _share(wanted: Resources) -> float:
+    return wanted.processes if wanted.gpus_per_run is None else wanted.gpus_per_run
+
+
+def _gpu_slots(wanted: Resources, gpus: Sequence[str]) -> list[tuple[str, ...]]:
+    share = _share(wanted)
+    if share <= 0 or (share > 1 and share != int(share)):
+        raise UsageError(f"--gpus-per-run {share:g}: give a whole number of GPUs, or a fraction between 0 and 1")
+    if share < wanted.processes:
+        raise UsageError(
+            f"--gpus-per-run {share:g}: the {wanted.processes} processes of a run need a GPU each, so give "
+            f"{wanted.processes} or more"
+        )
+    if share > len(gpus):
+        raise UsageError(f"--gpus-per-run {share:g}: there {'is' if len(gpus) == 1 else 'are'} only {len(gpus)}")
+    if share < 1:
+        each = int(1 / share + 1e-9)
+        return [(gpu,) for _ in range(each) for gpu in gpus]  # in turn, so that few runs spread over all GPUs
+    size = int(share)
+    return [tuple(gpus[i : i + size]) for i in range(0, len(gpus) - size + 1, size)]

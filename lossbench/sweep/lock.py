@@ -1,0 +1,77 @@
+"""Who works on a sweep's folder. The kernel lets go of a lock when the process that holds it dies.
+
+A sweep holds the folder alone. Slices of one plan (`--shard i/n`) share it, each slice held once, all of the same n.
+"""
+
+import fcntl
+import time
+from pathlib import Path
+from typing import TextIO
+
+from lossbench.errors import UsageError
+
+_FILE = ".lock"
+_TRIES, _BETWEEN_TRIES_S = 3, 0.05
+
+
+class Lock:
+    """Holds `folder` against other sweeps while it is entered. Raises UsageError where another one holds it."""
+
+    def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
+        self.folder = folder
+        self.shard = shard
+        self._held: list[TextIO] = []
+
+    def __enter__(self) -> "Lock":
+        try:
+            if self.shard is None:
+                self._hold(_FILE, fcntl.LOCK_EX)
+                return self
+            i, n = self.shard
+            self._hold(_FILE, fcntl.LOCK_SH)
+            for other in self.folder.glob(f"{_FILE}-of-*"):
+                if other.name != f"{_FILE}-of-{n}" and _is_held(other):
+                    raise self._refusal()
+            self._hold(f"{_FILE}-of-{n}", fcntl.LOCK_SH)
+            self._hold(f"{_FILE}-{i}-of-{n}", fcntl.LOCK_EX)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _hold(self, name: str, kind: int) -> None:
+        handle = (self.folder / name).open("a")
+        self._held.append(handle)
+        for _ in range(_TRIES):
+            if _try(handle, kind):
+                return
+            time.sleep(_BETWEEN_TRIES_S)  # someone may only have looked whether it is held
+        raise self._refusal()
+
+    def _refusal(self) -> UsageError:
+        what = "a sweep" if self.shard is None else f"a sweep that would share runs with slice {self.shard[0]}"
+        return UsageError(f"{what} is running in '{self.folder}' already: wait for it, or give another --out")
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._held:
+            handle.close()
+        self._held.clear()
+
+
+def is_being_worked_on(folder: Path) -> bool:
+    """Whether a sweep, or a slice of one, is running in `folder` now."""
+    return (folder / _FILE).exists() and _is_held(folder / _FILE)
+
+
+def _is_held(path: Path) -> bool:
+    """Whether some process holds a lock on `path`, alone or shared."""
+    with path.open() as handle:
+        return not _try(handle, fcntl.LOCK_EX)
+
+
+def _try(handle: TextIO, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
