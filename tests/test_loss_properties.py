@@ -206,7 +206,7 @@ def test_bad_input_is_named(call, words: tuple[str, ...]) -> None:
 
 
 def test_the_loss_room_needs_torch_alone() -> None:
-    rooms = "advantages aggregations contract equalities kl modes rosetta surrogates verl".split()
+    rooms = ["advantages", "aggregations", "contract", "equalities", "kl", "modes", "rosetta", "surrogates", "verl"]
     imports = "; ".join(f"import lossbench.loss.{room}" for room in rooms)
     heavy = "[m for m in ('trl', 'transformers', 'pandas', 'matplotlib', 'accelerate') if m in sys.modules]"
     found = subprocess.run(
