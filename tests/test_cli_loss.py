@@ -187,5 +187,14 @@ def test_grids() -> None:
         grid_modes(["dapo"], ["token-mean"])
 
 
+def test_a_cap_below_one_is_warned_of(tmp_path: Path) -> None:
+    # TRL falls back to epsilon = 0.2 for this cap, which scales every on-policy gradient by 0.2
+    words = ("sweep", "--modes", "cispo,dapo", "--steps", "2", "--dry-run", "--out", str(tmp_path / "sweep"))
+    assert "cispo_cap" not in _run(*words).stderr
+    result = _run(*words, "--set", "cispo_cap=0.2")
+    assert result.exit_code == 0 and "cispo_cap = 0.2 is below 1" in result.stderr
+    assert "dapo is 5 times cispo" in result.stderr
+
+
 def test_folder_names_are_plain() -> None:
     assert folder_name("grpo@length-power:0.5/none") == "grpo.length-power-0.5-none"
