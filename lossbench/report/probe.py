@@ -1,0 +1,103 @@
+"""The probe's part of a report: what frozen rollouts say about the sweep's modes, where the sweep was probed."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lossbench.analysis.verdict import DoseResponse
+from lossbench.report.document import Block, Cell, Column, Table, Text
+from lossbench.report.wording import MISSING, count, number_style, p_value
+from lossbench.store.read import Sweep
+
+if TYPE_CHECKING:
+    from lossbench.analysis.drift import Drift
+    from lossbench.analysis.drift_training import ProbeSection
+
+
+@dataclass(frozen=True)
+class ProbePart:
+    """The probe's findings, and what the claim on the dose needs (None where no frozen probe could be read)."""
+
+    section: "ProbeSection"
+    dose: DoseResponse | None
+
+
+def read_probe(sweep: Sweep) -> ProbePart | None:
+    """The probe's findings for the sweep; None where it was not probed. Damaged files join the sweep's problems."""
+    frozen = sorted((sweep.path / "probe").glob("*.parquet"))
+    along_runs = any((sweep.run_dir(run_id) / "probe.parquet").exists() for run_id in sweep.run_ids)
+    if not frozen and not along_runs:
+        return None
+    # Loads torch, which sweeps without a probe can do without.
+    from lossbench.analysis.dose_claim import dose_claim
+    from lossbench.analysis.drift import DriftTable, read_projections
+    from lossbench.analysis.drift_training import probe_section
+
+    section = probe_section(sweep.path)
+    if section is None:
+        return None
+    sweep.problems += [problem for problem in section.problems if problem not in sweep.problems]
+    source = next((path for path in frozen if path.stem == section.name), None)
+    dose = dose_claim(DriftTable(read_projections(source)[0])) if source else None
+    return ProbePart(section, dose)
+
+
+def probe_blocks(part: ProbePart) -> list[Block]:
+    """The words and tables of the probe's section."""
+    section, blocks = part.section, []
+    if section.name is not None:
+        blocks.append(Text(
+            f"The gradients of each mode on frozen rollouts of {section.policy}: {count(section.pairs, 'pair')} of batches, "
+            f"{section.completions:,} completions, no training. A drift says how the mean length would move along a mode's "
+            "gradient beyond what seq-mean-token-sum does, at equal mean weight."
+        ))  # fmt: skip
+        blocks.append(_drift_table(section))
+    if section.orders:
+        blocks.append(_order_table(section))
+    if section.agreement is not None:
+        rho = section.agreement.correlation
+        style = number_style("ratio")
+        blocks.append(Text(
+            f"Along {count(section.agreement.units, 'run')}, predicted and realised changes of incorrect length order together "
+            f"with a rank correlation of {style.plain(rho.estimate)} {style.interval(rho.low, rho.high)}."
+        ))  # fmt: skip
+    return blocks
+
+
+def _drift_table(section: "ProbeSection") -> Table:
+    shown = [row for row in section.drifts if row.match == "row-weight" and row.direction in ("incorrect", "correct")]
+    metrics = list(dict.fromkeys(row.metric for row in shown))
+    names = [(direction, metric) for metric in metrics for direction in ("incorrect", "correct")]
+    cells: dict[str, dict[tuple[str, str], Drift]] = {}
+    for row in shown:
+        cells.setdefault(row.mode, {})[row.direction, row.metric] = row
+    columns = [Column("mode", numeric=False)]
+    columns += [Column(f"{direction} length, {metric}", "tokens per unit of step") for direction, metric in names]
+    rows = tuple(
+        (Cell(mode, strong=True), *(_drift_cell(found.get(name)) for name in names)) for mode, found in cells.items()
+    )
+    foot = "95 % t intervals over pairs of batches; bold where zero lies outside. Units differ between metrics."
+    return Table("Drift of length that each mode's weights add", tuple(columns), rows, foot)
+
+
+def _drift_cell(row: "Drift | None") -> Cell:
+    if row is None or row.drift is None:
+        return Cell(MISSING, row.note if row else "")
+    style = number_style("tokens", row.drift)
+    if row.low is None or row.high is None:
+        return Cell(style.signed(row.drift), row.note)
+    certain = row.low > 0 or row.high < 0
+    return Cell(style.signed(row.drift), row.note or style.interval(row.low, row.high), strong=certain)
+
+
+def _order_table(section: "ProbeSection") -> Table:
+    columns = (Column("modes", numeric=False), Column("drift, a minus b", "tokens per unit of step"),
+               Column("trained length, a minus b", "tokens"), Column("p"), Column("they", numeric=False))  # fmt: skip
+    rows = []
+    for check in section.orders:
+        style, length = number_style("tokens", check.drift.estimate), number_style("tokens", 10)
+        rows.append((
+            Cell(f"{check.mode_a} and {check.mode_b}"),
+            Cell(style.signed(check.drift.estimate), style.interval(check.drift.low, check.drift.high)),
+            Cell(length.signed(check.realised_tokens)), Cell(p_value(check.p).removeprefix("p = ")), Cell(check.verdict, strong=True),
+        ))  # fmt: skip
+    return Table("Does the probe order modes as training does?", columns, tuple(rows))

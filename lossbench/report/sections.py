@@ -1,0 +1,209 @@
+"""Puts the report together: which sections there are, and what stands in each."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lossbench.report.data import ReportData
+from lossbench.report.document import (
+    Block,
+    Cell,
+    Code,
+    Column,
+    Details,
+    Document,
+    FigureBlock,
+    Points,
+    Section,
+    Table,
+    Text,
+    Warnings,
+)
+from lossbench.report.finding import HEADLINES, Finding, find, support
+from lossbench.report.method import METHOD
+from lossbench.report.probe import probe_blocks
+from lossbench.report.samples import arm_samples
+from lossbench.report.tables import (
+    arm_table,
+    definition_table,
+    matched_table,
+    missing_table,
+    pairwise_table,
+    verdict_table,
+)
+from lossbench.report.wording import count, number_style
+
+Figures = Mapping[str, FigureBlock]
+
+
+def make_document(data: ReportData, figures: Figures, folder: Path) -> Document:
+    """The whole report; sections that would be empty are left out."""
+    finding = find(data)
+    sections = [
+        _verdicts(data),
+        _differences(data, figures),
+        _during(figures),
+        _lengths(figures),
+        _matched(data, figures),
+        _pairs(data, finding),
+        _mechanism(data, figures),
+        _probe(data, figures),
+        _guards(data, figures),
+        _samples(data),
+        _missing(data),
+        _reproduce(data),
+    ]
+    return Document(
+        title=f"lossbench report: {data.spec.get('name') or data.sweep.path.name}",
+        finding=finding.sentence,
+        support=support(data, finding),
+        facts=_facts(data),
+        incomplete=_incomplete(data),
+        sections=tuple(section for section in sections if section.blocks),
+        folder=folder,
+    )
+
+
+def _section(id: str, title: str, *blocks: Block | None) -> Section:
+    return Section(id, title, tuple(block for block in blocks if block is not None))
+
+
+def _facts(data: ReportData) -> tuple[tuple[str, str], ...]:
+    runs = data.summary.runs
+    done = int((runs["status"] == "completed").sum())
+    tokens = float(data.summary.metrics["tokens_total"].sum(skipna=True))
+    recipe = data.recipe
+    facts = [
+        ("runs", f"{done} of {len(runs)} completed"),
+        ("arms", str(len(data.arms))),
+        ("baseline", data.baseline),
+        ("task", str(recipe["task"])) if recipe.get("task") else None,
+        ("steps", _steps(data)),
+        ("tokens generated", number_style("tokens", 1e6).plain(tokens)) if tokens > 0 else None,
+    ]
+    return tuple(fact for fact in facts if fact is not None)
+
+
+def _steps(data: ReportData) -> str:
+    planned = sorted({int(steps) for steps in data.summary.runs["steps_planned"].dropna()})
+    return " to ".join(f"{steps:,}" for steps in dict.fromkeys((planned[0], planned[-1]))) if planned else "unknown"
+
+
+def _incomplete(data: ReportData) -> str:
+    parts = []
+    if data.missing:
+        parts.append(f"{len(data.missing)} of {count(len(data.summary.runs), 'planned run')} not completed")
+    if data.sweep.problems:
+        parts.append(f"{count(len(data.sweep.problems), 'file')} could not be read")
+    return f"This report is incomplete: {'; '.join(parts)}." if parts else ""
+
+
+def _verdicts(data: ReportData) -> Section:
+    changed = "The claims were changed after the first runs; read the verdicts as exploratory."
+    return _section(
+        "verdicts",
+        "Verdicts",
+        Text(changed) if data.spec.get("claims_changed") else None,
+        verdict_table(data.verdicts) if data.verdicts else None,
+    )
+
+
+def _differences(data: ReportData, figures: Figures) -> Section:
+    return _section("arms", "What each arm came to", arm_table(data), figures.get("forest"))
+
+
+def _during(figures: Figures) -> Section:
+    names = ("length_by_correctness", "reward_length", "trajectory")
+    return _section("training", "During training", *(figures.get(name) for name in names))
+
+
+def _lengths(figures: Figures) -> Section:
+    return _section("lengths", "Lengths early and late", figures.get("length_distribution"))
+
+
+def _matched(data: ReportData, figures: Figures) -> Section:
+    tables = [matched_table(data, basis) for basis in ("step", "tokens", "reward")]
+    return _section(
+        "matched", "At equal step, tokens and reward", *tables, figures.get("by_tokens"), figures.get("cost_of_reward")
+    )
+
+
+def _pairs(data: ReportData, finding: Finding) -> Section:
+    metric = finding.metric or next(iter(HEADLINES))
+    reward = pairwise_table(data, "late_reward") if metric != "late_reward" else None
+    more = Details("The same for late reward", (reward,)) if reward else None
+    return _section("pairs", "Every pair of arms", pairwise_table(data, metric), more)
+
+
+def _mechanism(data: ReportData, figures: Figures) -> Section:
+    return _section("mechanism", "Why: weight against length", figures.get("weights"), definition_table(data))
+
+
+def _probe(data: ReportData, figures: Figures) -> Section:
+    blocks = probe_blocks(data.probe) if data.probe is not None else []
+    shown = [figures.get(name) for name in ("drift", "dose_response", "trained_drift")]
+    return _section("probe", "Gradient probe", *blocks, *shown)
+
+
+def _guards(data: ReportData, figures: Figures) -> Section:
+    notices = tuple((notice.level, notice.message, notice.remedy) for notice in data.notices)
+    return _section(
+        "warnings", "Warnings and guards", Warnings(notices) if notices else Text("No warning applies."),
+        figures.get("guards"),
+    )  # fmt: skip
+
+
+def _samples(data: ReportData) -> Section:
+    found = [samples for arm in data.arms if (samples := arm_samples(data, arm)) is not None]
+    intro = "Shortest, median and longest completions of one run of each arm, from its first and its last fifth."
+    return _section("samples", "Sample completions", *([Text(intro), *found] if found else []))
+
+
+def _missing(data: ReportData) -> Section:
+    problems = Points(tuple(_inside(data, problem) for problem in data.sweep.problems)) if data.sweep.problems else None
+    heading = (
+        Text("Files that could not be read; the rest of the sweep is reported without them:") if problems else None
+    )
+    return _section("missing", "What is missing", missing_table(data), heading, problems)
+
+
+def _inside(data: ReportData, text: str) -> str:
+    """A problem with its path given from the sweep's folder on."""
+    return text.replace(f"{data.sweep.path}/", "")
+
+
+def _reproduce(data: ReportData) -> Section:
+    spec = data.spec
+    lines = [str(spec["command"])] if spec.get("command") else []
+    lines.append(f"lossbench report {data.sweep.path.name}")
+    method = Details("How the numbers come about", (Points(METHOD),))
+    return _section("reproduce", "Reproduce", Code("\n".join(lines)), _provenance(spec), _settings(data), method)
+
+
+def _provenance(spec: Mapping[str, Any]) -> Table | None:
+    git, machine = spec.get("git") or {}, spec.get("machine") or {}
+    rows = [(name, version) for name, version in (spec.get("versions") or {}).items() if version]
+    if git.get("commit"):
+        rows.append(("commit", f"{git['commit']}{' (with uncommitted changes)' if git.get('dirty') else ''}"))
+    if spec.get("plan_hash"):
+        rows.append(("plan", str(spec["plan_hash"])[:12]))
+    rows += [(name, str(value)) for name, value in machine.items()]
+    return _two_columns("Made with", "what", "version", rows)
+
+
+def _settings(data: ReportData) -> Details | None:
+    shared = data.spec.get("shared") or {}
+    rows = [(key, _plain(value)) for key, value in sorted(shared.items()) if value not in (None, [], {})]
+    table = _two_columns("Settings that all runs share", "key", "value", rows)
+    return Details("Settings that all runs share", (table,)) if table else None
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _two_columns(caption: str, left: str, right: str, rows: list[tuple[str, Any]]) -> Table | None:
+    if not rows:
+        return None
+    cells = tuple((Cell(str(name)), Cell(str(value))) for name, value in rows)
+    return Table(caption, (Column(left, numeric=False), Column(right, numeric=False)), cells)

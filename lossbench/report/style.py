@@ -1,0 +1,89 @@
+"""The look of all figures: one palette, one line style and marker per arm, axes with units, the same bytes every time."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#8C510A", "#DDCC77", "#9A9A9A")
+"""Apart under normal and colour-deficient sight; neighbours differ in lightness as well."""
+
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
+
+INK, SOFT, FAINT = "#1C2733", "#66727F", "#D5DADF"
+PNG_DPI = 144
+
+
+@dataclass(frozen=True)
+class ArmStyle:
+    """How one arm looks in every figure."""
+
+    color: str
+    dash: Any
+    marker: str
+
+
+def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
+    """A style per arm, by its place in the plan; colour and dash together repeat only after 32 arms."""
+    colors, dashes = len(PALETTE), len(DASHES)
+    return {
+        arm: ArmStyle(PALETTE[i % colors], DASHES[(i + i // colors) % dashes], MARKERS[i % len(MARKERS)])
+        for i, arm in enumerate(arms)
+    }
+
+
+def look() -> AbstractContextManager:
+    """The settings under which figures are drawn and saved, whatever the user's own matplotlib settings are."""
+    import matplotlib as mpl
+
+    return mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS, "backend": "agg"})
+
+
+_SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "grid.color": "#E8EBEE",
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 3.2,
+    "lines.linewidth": 1.9,
+    "lines.markersize": 4.5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "lossbench",
+    "svg.fonttype": "path",
+}
+
+
+def save(figure: "Figure", folder: Path, name: str) -> None:
+    """Write `<name>.png` and `<name>.svg`; nothing in them depends on the time or the machine's fonts."""
+    # The layout costs more than the drawing: once is enough for both files.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
