@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer, write_completion
+from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 
 RECIPE_VERSION = 1
 """Part of the cache key: raised whenever the code below builds other weights from the same configuration."""
 
 IGNORED = -100
+_SHORT_TOKENS = 20  # rows up to this length are passed through the model together: there is little padding to save
 
 
 def cache_dir() -> Path:
@@ -54,7 +55,7 @@ def ensure_policy(policy: TinyPolicy, on_step: Callable[[int, int], None] | None
     if path.is_dir():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(path.with_suffix(".lock")):
+    with exclusive(path.with_suffix(".lock")):
         if path.is_dir():
             return path
         unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -67,7 +68,7 @@ def ensure_policy(policy: TinyPolicy, on_step: Callable[[int, int], None] | None
 
 
 @contextmanager
-def _exclusive(lock: Path) -> Iterator[None]:
+def exclusive(lock: Path) -> Iterator[None]:
     """Hold `lock` against other processes; the kernel lets go of it when this one dies."""
     with lock.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -104,28 +105,30 @@ def _train(policy: TinyPolicy, model, tokenizer, on_step: Callable[[int, int], N
     import torch
 
     rng = random.Random(policy.policy_seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=policy.warmstart_lr, weight_decay=0.0, fused=True)
-    total = policy.warmstart_steps
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+    total, done = sum(phase.steps for phase in phases(policy)), 0
     model.train()
-    for step in range(total):
-        for group in optimizer.param_groups:
-            group["lr"] = policy.warmstart_lr * 0.5 * (1 + math.cos(math.pi * step / total))
-        _accumulate_gradients(model, _rows(policy, tokenizer, rng), tokenizer.pad_token_id)
-        optimizer.step()
-        optimizer.zero_grad()
-        if on_step:
-            on_step(step + 1, total)
+    for phase in phases(policy):
+        for step in range(phase.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = phase.lr * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
+            _accumulate_gradients(model, _rows(policy, phase, tokenizer, rng), tokenizer.pad_token_id)
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            if on_step:
+                on_step(done, total)
     model.eval()
 
 
-def _rows(policy: TinyPolicy, tokenizer, rng: random.Random) -> list[tuple[list[int], int]]:
+def _rows(policy: TinyPolicy, phase: Phase, tokenizer, rng: random.Random) -> list[tuple[list[int], int]]:
     """A batch of (token ids, prompt length), shortest first."""
     id_of = tokenizer.get_vocab()  # one token per character: a look-up is ten times faster than encoding
     rows = []
     for _ in range(policy.warmstart_batch):
         a, b = rng.randrange(10), rng.randrange(10)
         prompt = f"{a}+{b}="
-        text = prompt + write_completion(policy, a, b, rng)
+        text = prompt + write_completion(policy, phase, a, b, rng)
         rows.append(([*(id_of[character] for character in text), tokenizer.eos_token_id], len(prompt)))
     return sorted(rows, key=lambda row: len(row[0]))
 
@@ -137,6 +140,8 @@ def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int,
     """
     import torch
 
+    if len(rows[-1][0]) <= _SHORT_TOKENS:
+        pass_rows = len(rows)
     tokens = sum(len(ids) - prompt for ids, prompt in rows)
     for start in range(0, len(rows), pass_rows):
         part = rows[start : start + pass_rows]

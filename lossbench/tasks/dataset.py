@@ -20,7 +20,7 @@ _USUAL_NAMES = {
     "answer": ("answer", "solution", "ground_truth", "target"),
 }
 _DEFAULTS = {
-    "dataset": None,
+    "path": None,
     "verifier": "numeric",
     "prompt_column": None,
     "answer_column": None,
@@ -48,7 +48,7 @@ class DatasetTask:
     def __init__(
         self,
         *,
-        dataset: str,
+        path: str,
         verifier: str,
         prompt_column: str | None,
         answer_column: str | None,
@@ -59,12 +59,12 @@ class DatasetTask:
         eval_size: int,
         seed: int,
     ) -> None:
-        self.name = f"dataset-{Path(dataset.removeprefix(HUB)).stem}"
+        self.name = f"dataset-{Path(path.removeprefix(HUB)).stem}"
         self.chat = chat
         gold_problem = verifier_kind(verifier).gold_problem
-        rows = read_rows(dataset, split)
+        rows = read_rows(path, split)
         columns = {"prompt": prompt_column, "answer": answer_column}
-        prompt_key, answer_key = (_column(dataset, rows[0][1], role, name) for role, name in columns.items())
+        prompt_key, answer_key = (_column(path, rows[0][1], role, name) for role, name in columns.items())
         prompts = []
         for number, (place, row) in enumerate(rows):
             text, answer = _text(row, prompt_key, place), _text(row, answer_key, place)
@@ -182,8 +182,8 @@ def _hub_rows(reference: str, split: str) -> list[tuple[str, Row]]:
 
 
 def make_dataset(params: Mapping[str, Any]) -> DatasetTask:
-    """The task from its parameters; `dataset` must be given. Raises UsageError naming file, row and remedy."""
+    """The task from its parameters; `path` must be given. Raises UsageError naming file, row and remedy."""
     values = read_params("dataset", params, _DEFAULTS)
-    if values["dataset"] is None:
+    if values["path"] is None:
         raise UsageError("task 'dataset': which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
     return DatasetTask(**values)

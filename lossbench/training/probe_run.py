@@ -49,8 +49,10 @@ def _source(job: ProbeJob, model: Any, tokenizer: Any) -> BatchSource:
 
         return RecordedSource(job.rollouts, model, tokenizer, job.settings.sampling)
     from lossbench.tasks import make_task
+    from lossbench.training.chat import as_read_by
 
-    return PolicySource(model, tokenizer, make_task(job.task, job.task_params), job.settings.sampling)
+    task = as_read_by(make_task(job.task, job.task_params), tokenizer, job.policy)
+    return PolicySource(model, tokenizer, task, job.settings.sampling)
 
 
 def run_job(job: ProbeJob, workers: int = 1) -> Iterator[dict[str, list[Any]]]:

@@ -19,6 +19,7 @@ from lossbench.policies.load import LoadedPolicy, load_policy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
+from lossbench.training.chat import as_read_by
 from lossbench.training.checkpoint import (
     CHECKPOINTS,
     checkpoint_steps,
@@ -80,8 +81,8 @@ def describe(error: BaseException) -> str:
 def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, Any]:
     settings = spec.settings
     set_seed(spec.seed)
-    task = make_task(settings.task, settings.task_params)
     policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
+    task = as_read_by(make_task(settings.task, settings.task_params), policy.tokenizer, spec.policy)
     writer = PartWriter(run_dir) if is_main_process() else None
     recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step) if writer else None
     trainer = make_trainer(spec, run_dir, policy, task, recorder)
@@ -92,7 +93,7 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     if found is None:
         evals.at(0)
     trainer.add_callback(evals)
-    trainer.add_callback(_Checkpoints(spec, trainer))
+    trainer.add_callback(_Checkpoints(spec, run_dir, trainer))
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
     evals.at(settings.steps)
     return {
@@ -185,8 +186,8 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
 class _Checkpoints(TrainerCallback):
     """Seals each checkpoint once every process has written its part of it."""
 
-    def __init__(self, spec: RunSpec, trainer: ModeTrainer) -> None:
-        self.spec, self.trainer = spec, trainer
+    def __init__(self, spec: RunSpec, run_dir: Path, trainer: ModeTrainer) -> None:
+        self.spec, self.run_dir, self.trainer = spec, run_dir, trainer
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         """No checkpoint of the last step: the run's tables follow at once."""
@@ -197,7 +198,7 @@ class _Checkpoints(TrainerCallback):
         """Called by the trainer after it wrote a checkpoint."""
         self.trainer.accelerator.wait_for_everyone()
         if is_main_process():
-            seal(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.spec.run_id)
+            seal(self.run_dir, state.global_step, self.spec.run_id)
 
 
 class _Evaluations(TrainerCallback):

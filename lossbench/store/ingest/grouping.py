@@ -17,8 +17,9 @@ class Grouping:
         """`num_generations`: samples per group, where known; without it a prompt drawn twice in a step is one group."""
         self._per_group = num_generations or np.iinfo(np.int64).max
         self._prompts: dict[int, int] = {}
-        self._rows_of_key: dict[tuple[int, int], int] = defaultdict(int)
-        self._numbers: dict[tuple[int, int, int], int] = {}
+        # By hash of the name: a log has one entry per group, and a hash is a fourth of a tuple's size.
+        self._rows_of_key: dict[int, int] = defaultdict(int)
+        self._numbers: dict[int, int] = {}
         self._groups_of_step: dict[int, int] = defaultdict(int)
 
     def columns(self, steps_N: np.ndarray, block: pa.Table) -> dict[str, pa.Array]:
@@ -47,9 +48,9 @@ class Grouping:
         codes_N = by_key.ngroup().to_numpy()
         sizes = by_key.size().to_frame("rows").reset_index()
         pairs = list(zip(sizes["step"].tolist(), sizes["key"].tolist(), strict=True))
-        before = np.asarray([self._rows_of_key[pair] for pair in pairs], dtype=np.int64)
+        before = np.asarray([self._rows_of_key[hash(pair)] for pair in pairs], dtype=np.int64)
         for pair, rows in zip(pairs, sizes["rows"].tolist(), strict=True):
-            self._rows_of_key[pair] += rows
+            self._rows_of_key[hash(pair)] += rows
         places_N = by_key.cumcount().to_numpy() + before[codes_N]
         draws_N, samples_N = places_N // self._per_group, places_N % self._per_group
         drawn = pd.DataFrame({"code": codes_N, "draw": draws_N}).groupby(["code", "draw"], sort=False)
@@ -60,10 +61,10 @@ class Grouping:
 
     def _group_number(self, name: tuple[int, int, int]) -> int:
         """Number of the group that (step, key, draw) names, counted within its step."""
-        if name not in self._numbers:
-            self._numbers[name] = self._groups_of_step[name[0]]
+        if hash(name) not in self._numbers:
+            self._numbers[hash(name)] = self._groups_of_step[name[0]]
             self._groups_of_step[name[0]] += 1
-        return self._numbers[name]
+        return self._numbers[hash(name)]
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:

@@ -13,7 +13,7 @@ class StepSums:
     def __init__(self) -> None:
         """No step yet."""
         self._sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._reward_span: dict[tuple[int, int], tuple[float, float]] = {}
+        self._reward_span: dict[int, tuple[float, float]] = {}  # by hash of (step, group)
 
     def add(self, steps_N: np.ndarray, columns: dict[str, Any]) -> None:
         """Add a block: arrow columns `reward`, `length_tokens`, `correct`, `terminated`, `group`, each optional."""
@@ -52,7 +52,7 @@ class StepSums:
         frame = pd.DataFrame({"step": steps_N, "group": groups_N, "reward": reward_N})
         spans = frame.groupby(["step", "group"])["reward"].agg(["min", "max"]).dropna().reset_index()
         for step, group, low, high in zip(*(spans[name].tolist() for name in spans.columns), strict=True):
-            sums, name = self._sums[step], (step, group)
+            sums, name = self._sums[step], hash((step, group))
             before = self._reward_span.get(name)
             if before is None:
                 sums["groups"] += 1

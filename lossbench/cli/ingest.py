@@ -1,0 +1,92 @@
+"""`lossbench ingest`: other trainers' logs into the schema, so that `report` and `compare` work on them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
+from lossbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from lossbench.store.ingest.sink import CountTokens
+
+_COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
+
+
+def ingest(
+    path: Annotated[Path, typer.Argument(help="A log file, a run's folder, or a folder of runs.")],
+    kind: Annotated[str, typer.Option("--as", help="trl, verl, swift, csv, or auto.")] = "auto",
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="FIELD=COLUMN of the log, such as length=response_len; repeatable."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the tokenizer that counts lengths; without it: characters.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="Loss mode that trained the run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    num_generations: Annotated[int | None, typer.Option(min=1, help="Completions per prompt and step.")] = None,
+    correct_above: Annotated[
+        float | None, typer.Option(help="A completion counts as correct where its reward is above this.")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text/--no-text", help="Keep prompts and completions.")] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; default results/ingested-<name>.", rich_help_panel=OUTPUT)
+    ] = None,
+    format: FormatOption = Format.table,
+    quiet: QuietOption = False,
+) -> None:
+    """Read another trainer's logs into lossbench's tables.
+
+    Runs are added to what --out already holds, one call per run or a folder of runs named <mode>-s<seed>:
+
+        lossbench ingest runs/a --mode grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
+
+        lossbench ingest runs/b --mode dr_grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
+
+        lossbench report results/mine
+
+    What a log does not hold stays empty, and the report says which claims it cannot test.
+    """
+    from lossbench.store.ingest.base import Request
+    from lossbench.store.ingest.folder import ingest as read_log
+    from lossbench.store.ingest.sink import Reading
+
+    request = Request(_mapping(columns or []), mode, seed, num_generations)
+    count_tokens = _token_counter(tokenizer) if tokenizer else None
+    folder = out or Path("results") / f"ingested-{path.resolve().stem}"
+    result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text))
+    if not quiet:
+        talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
+        for note in dict.fromkeys(result.notes):
+            talk(f"note: {note}")
+    if result.damage.count:
+        examples = "; ".join(result.damage.examples)
+        talk(f"warning: {result.damage.count} damaged lines or files left out, such as {examples}")
+    rows = [{"run": run_id, "steps": run["steps_done"], **run} for run_id, run in result.runs.items()]
+    print_table(rows, _COLUMNS, format)
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    mapping: dict[str, str] = {}
+    for pair in pairs:
+        ours, equals, theirs = pair.partition("=")
+        if not (ours and equals and theirs):
+            raise UsageError(f"--map '{pair}'; valid: FIELD=COLUMN, such as length=response_len")
+        if ours in mapping:
+            raise UsageError(f"--map {ours} is given twice")
+        mapping[ours] = theirs
+    return mapping
+
+
+def _token_counter(reference: str) -> "CountTokens":
+    """Counts the tokens of texts, special tokens left out. Raises UsageError where the tokenizer cannot be had."""
+    from lossbench.policies.hub import load_tokenizer
+
+    tokenizer = load_tokenizer(reference)
+
+    def count(texts):
+        return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
+
+    return count

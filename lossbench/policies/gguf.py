@@ -1,0 +1,68 @@
+"""A `.gguf` file as an ordinary model folder in the cache, converted once.
+
+transformers reads the quantised weights as float32, but wraps the model as quantised: it then refuses to be saved or
+trained. So the weights go into a new model of the same configuration without its `quantization_config`.
+"""
+
+import hashlib
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+from lossbench.errors import UsageError
+from lossbench.policies.warmstart import cache_dir, exclusive
+
+_VERSION = 1
+"""Part of the cache key: raised whenever the code below makes another folder from the same file."""
+
+
+def gguf_folder(file: Path) -> Path:
+    """The cache folder with the float32 model and tokenizer of `file`; converts it where it is missing.
+
+    The folder is named after the file's contents. Raises UsageError where the package `gguf` is missing or the file
+    is no model that transformers can read.
+    """
+    folder = cache_dir() / "models" / f"{file.stem}-{_digest(file)[:12]}"
+    if folder.is_dir():
+        return folder
+    if importlib.util.find_spec("gguf") is None:
+        raise UsageError(f"model '{file}' needs gguf: pip install 'lossbench[gguf]'")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_suffix(".lock")):
+        if folder.is_dir():
+            return folder
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _convert(file, unfinished)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256(f"{_VERSION}".encode())
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        wrapped = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"model '{file}': transformers cannot read it ({reason})") from error
+    config = wrapped.config
+    vars(config).pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(wrapped.state_dict())
+    model.generation_config = wrapped.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
