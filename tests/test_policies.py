@@ -8,10 +8,10 @@ import pytest
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.load import load_policy, policy_is_ready
-from lossbench.policies.tiny import TinyPolicy, make_tokenizer, write_completion
+from lossbench.policies.tiny import TinyPolicy, make_tokenizer, phases, write_completion
 from lossbench.policies.warmstart import cache_dir, ensure_policy, policy_key
 
-QUICK = TinyPolicy(warmstart_steps=4, warmstart_batch=8, hidden_size=16, heads=2, layers=1)
+QUICK = TinyPolicy(short_steps=2, long_steps=2, warmstart_batch=8, hidden_size=16, heads=2, layers=1)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_warm_start_text_has_the_stated_frequencies():
     # 4,000 completions; three binomial standard errors: 3 * sqrt(.25 * .75 / 4000) = .021, and for the check tokens
     # about 60,000 of them, 3 * sqrt(.05 * .95 / 60000) = .0027. Mean number of checks: sum over k=1..60 of .94^k = 15.28.
     policy, rng = TinyPolicy(), random.Random(0)
-    texts = [write_completion(policy, 7, 8, rng) for _ in range(4000)]
+    texts = [write_completion(policy, phases(policy)[-1], 7, 8, rng) for _ in range(4000)]
     right = [text[:2] == "51" for text in texts]
     assert abs(sum(right) / 4000 - 0.25) < 0.021
     checks = [(token == "y") == is_right for text, is_right in zip(texts, right, strict=True) for token in text[2:]]
@@ -105,7 +105,7 @@ def test_warm_start_text_has_the_stated_frequencies():
 
 def test_checks_of_the_null_policy_say_nothing():
     policy, rng = BUILT_IN["selfcheck-null"], random.Random(0)
-    texts = [write_completion(policy, 7, 8, rng) for _ in range(2000)]
+    texts = [write_completion(policy, phases(policy)[-1], 7, 8, rng) for _ in range(2000)]
     says_yes = {right: [c == "y" for t in texts if (t[:2] == "51") == right for c in t[2:]] for right in (True, False)}
     for answers in says_yes.values():
         assert abs(sum(answers) / len(answers) - 0.5) < 0.025

@@ -62,10 +62,12 @@ def _axis_keys(axes: Mapping[str, str | None], keys: dict[str, Any]) -> dict[str
 
 def launch(recipe: "Recipe", options: Launch) -> Path:
     """Run the recipe's plan and return its folder. Exits with 1 where a run failed, with 130 on Ctrl-C."""
+    from lossbench.analysis.claims import select
     from lossbench.sweep.folder import check_folder, default_folder, fresh_folder
     from lossbench.sweep.grid import plan
     from lossbench.sweep.shards import parse_shard, take_shard
 
+    select(recipe.claims)
     shard = parse_shard(options.shard)
     runs = plan(recipe, options.processes)
     folder = options.out or default_folder(recipe, options.processes)
@@ -118,6 +120,7 @@ def _run(
     shard: tuple[int, int] | None,
     options: Launch,
 ) -> None:
+    from lossbench.analysis.claims import fingerprint
     from lossbench.sweep.display import make_display
     from lossbench.sweep.executors import Resources, make_executor
     from lossbench.sweep.folder import check_checkpoints, write_plan
@@ -132,7 +135,7 @@ def _run(
             check_checkpoints(folder, left)
             executor = make_executor(options.executor, wanted)
             try:
-                write_plan(folder, recipe, runs, options.processes)
+                write_plan(folder, recipe, runs, options.processes, fingerprint(recipe.claims))
                 if not options.quiet:
                     done = len(mine) - len(left)
                     talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")

@@ -26,25 +26,49 @@ class TinyPolicy:
     hidden_size: int = 64
     layers: int = 2
     heads: int = 4
-    warmstart_steps: int = 600
-    warmstart_batch: int = 64
-    warmstart_lr: float = 3e-3
+    # The warm start goes from cheap to dear: with few checks and as many right answers as wrong ones, what is right and
+    # what is wrong; then long completions and the share of wrong answers that the policy is to begin with.
+    short_steps: int = 900
+    short_checks: int = 8
+    short_corrupted: float = 0.5
+    short_lr: float = 2e-3
+    long_steps: int = 450
+    long_lr: float = 1e-3  # high enough to learn when to stop, low enough to keep the sums
+    warmstart_batch: int = 32
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for the plan and the cache key."""
         return asdict(self)
 
 
-def write_completion(policy: TinyPolicy, a: int, b: int, rng: random.Random) -> str:
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the warm start: steps, the rate that its cosine begins at, and what its completions are like."""
+
+    steps: int
+    lr: float
+    corrupted_answers: float
+    max_checks: int
+
+
+def phases(policy: TinyPolicy) -> list[Phase]:
+    """The warm start's phases; the last one is the distribution that the policy is to have."""
+    return [
+        Phase(policy.short_steps, policy.short_lr, min(policy.short_corrupted, policy.corrupted_answers), policy.short_checks),
+        Phase(policy.long_steps, policy.long_lr, policy.corrupted_answers, policy.max_checks),
+    ]
+
+
+def write_completion(policy: TinyPolicy, phase: Phase, a: int, b: int, rng: random.Random) -> str:
     """One warm-start completion for `a+b=`, without its EOS: two digits, then check tokens."""
     right = reversed_sum(a, b)
     answer = list(right)
-    if rng.random() < policy.corrupted_answers:
+    if rng.random() < phase.corrupted_answers:
         place = rng.randrange(2)
         answer[place] = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
     is_right = "".join(answer) == right
     checks = []
-    while len(checks) < policy.max_checks and rng.random() < policy.check_continues:
+    while len(checks) < phase.max_checks and rng.random() < policy.check_continues:
         says_right = is_right if rng.random() < policy.check_truth else not is_right
         checks.append(CHECK_RIGHT if says_right else CHECK_WRONG)
     return "".join(answer + checks)

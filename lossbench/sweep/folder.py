@@ -99,8 +99,13 @@ def check_checkpoints(folder: Path, runs: Sequence[RunSpec]) -> None:
         newest_checkpoint(run_dir(folder, spec.run_id), spec)
 
 
-def write_plan(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1) -> None:
-    """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are."""
+def write_plan(
+    folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1, claims_fingerprint: str | None = None
+) -> None:
+    """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are.
+
+    `claims_fingerprint` stands for the wording and margins of the recipe's claims as they are now, before the runs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / SWEEP_FILE
     known = read_json(path) if path.exists() else {}
@@ -118,6 +123,7 @@ def write_plan(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes:
         "baseline": recipe.baseline,
         "claims": claims,
         "claims_changed": known.get("claims_changed", False) or claims != recipe.claims,
+        "claims_fingerprint": known.get("claims_fingerprint", claims_fingerprint),
         "command": known.get("command", command_line()),
         "versions": known.get("versions", versions()),
         "git": known.get("git", git_state()),

@@ -1,0 +1,89 @@
+"""`lossbench reproduce`: a pre-stated recipe with its claims, then the verdict."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lossbench.cli import _options as o
+from lossbench.cli._shared import EXECUTION, OUTPUT, FormatOption, QuietOption, print_table, talk
+from lossbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from lossbench.analysis.verdict import Verdict
+
+COLUMNS = ["claim", "verdict", "paper", "ours", "p_holm", "n", "per_policy", "sentence"]
+_SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
+
+
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="A recipe that states claims.")] = "dr-grpo",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Two minutes instead of forty: shows the way, decides nothing.")
+    ] = False,
+    probe: Annotated[bool, typer.Option(help="Also probe the frozen policy, which one claim needs.")] = True,
+    jobs: o.JobsOption = None,
+    executor: o.ExecutorOption = "local",
+    address: o.AddressOption = None,
+    retry_failed: o.RetryFailedOption = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The sweep's folder; default: results/<recipe>-<hash>.", rich_help_panel=OUTPUT)
+    ] = None,
+    format: FormatOption = "table",  # type: ignore[assignment]
+    quiet: QuietOption = False,
+) -> None:
+    """Run a pre-stated recipe and judge its claims: the paper's figure, ours with its interval, and the verdict.
+
+    Example: lossbench reproduce dr-grpo --smoke
+    """
+    from lossbench.cli._launch import launch, recipe_keys
+
+    flags: dict[str, Any] = {"name": f"{recipe.replace('-', '_')}-smoke", **_SMOKE} if smoke else {}
+    resolved = recipe_keys(recipe, flags, {}, [])
+    if not resolved.claims:
+        raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
+    if smoke:
+        talk("a smoke run: two seeds of 30 steps cannot decide any claim about training")
+    launched = o.Launch(
+        jobs=jobs, executor=executor, address=address, retry_failed=retry_failed, out=out, quiet=quiet
+    )  # fmt: skip
+    folder = launch(resolved, launched)
+    if probe and "C9" in resolved.claims:
+        _probe(folder, resolved, smoke, quiet)
+    _judge(folder, str(format), quiet)
+
+
+def _judge(folder: Path, format: str, quiet: bool) -> None:
+    from lossbench.report.build import make_report
+
+    made = make_report(folder)
+    print_table([verdict_row(verdict) for verdict in made.data.verdicts], COLUMNS, format)
+    if not quiet:
+        talk(f"the report: {made.folder / 'index.html'}")
+    if not made.complete:
+        raise typer.Exit(1)
+
+
+def verdict_row(verdict: "Verdict") -> dict[str, Any]:
+    """A verdict as the reproduction's table shows it."""
+    return {
+        "claim": verdict.claim.id,
+        "verdict": verdict.status,
+        "paper": verdict.claim.paper_figure,
+        "ours": _ours(verdict),
+        "p_holm": verdict.p_holm,
+        "n": verdict.n or None,
+        "per_policy": "; ".join(
+            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} (n={effect.n})" for effect in verdict.per_policy
+        ),
+        "sentence": verdict.claim.sentence,
+    }
+
+
+def _ours(verdict: "Verdict") -> str:
+    """The effect with its interval, and the ratio where the claim has one."""
+    effect, ratio = verdict.effect, verdict.ratio
+    if effect.estimate != effect.estimate:
+        return verdict.reason
+    text = f"{effect.estimate:+.3g} [{effect.low:.3g}, {effect.high:.3g}] {verdict.unit}".strip()
+    return text if ratio.estimate != ratio.estimate else f"{text}, ratio {ratio.estimate:.2f}"
