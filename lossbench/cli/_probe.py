@@ -23,32 +23,32 @@ _TABLE = ["mode", "length", "drift", "ci_low", "ci_high", "t", "adam_drift", "ad
 class ProbeRequest:
     """The options of the command, as given."""
 
-    modes: str
-    alphas: str
-    micro_batch_rows: int | None
-    recipe: str
-    policy: str
-    policy_seed: int
-    checkpoints: Path | None
-    rollouts: Path | None
-    projections: Path | None
-    task: str
-    batches: int
-    completions: int
-    num_generations: int
-    max_completion_length: int
-    temperature: float
-    seed: int
-    params: str | None
-    metric: str
-    lora: str | None
-    workers: int | None
-    max_positions: int | None
-    dtype: str | None
-    device: str
-    out: Path | None
-    format: str
-    quiet: bool
+    modes: str = ""
+    alphas: str = ""
+    micro_batch_rows: int | None = None
+    recipe: str = "dr-grpo"
+    policy: str = "selfcheck"
+    policy_seed: int = 0
+    checkpoints: Path | None = None
+    rollouts: Path | None = None
+    projections: Path | None = None
+    task: str = "selfcheck"
+    batches: int = 40
+    completions: int = 128
+    num_generations: int = 8
+    max_completion_length: int = 128
+    temperature: float = 1.0
+    seed: int = 0
+    params: str | None = None
+    metric: str = "plain,adam"
+    lora: str | None = None
+    workers: int | None = None
+    max_positions: int | None = None
+    dtype: str | None = None
+    device: str = "auto"
+    out: Path | None = None
+    format: str = "table"
+    quiet: bool = False
 
 
 def run(request: ProbeRequest) -> None:
@@ -62,7 +62,7 @@ def run(request: ProbeRequest) -> None:
         probes, out = read_projections(request.projections), request.out
     else:
         out = request.out or Path("results") / f"probe-{_file_name(request.policy)}"
-        path = _measure(request, out, say)
+        path = measure(request, out, say)
         probes = read_projections(path)
     results = [_analyse(probe, modes, alphas, training, request) for probe in probes]
     if out is not None:
@@ -157,7 +157,7 @@ def _checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Path:
+def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Path:
     """Run the probe of every policy asked for into one file; returns its path."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.load import prepare_policy

@@ -49,8 +49,17 @@ def reproduce(
     )  # fmt: skip
     folder = launch(resolved, launched)
     if probe and "C9" in resolved.claims:
-        _probe(folder, resolved, smoke, quiet)
+        _probe(folder, smoke, quiet)
     _judge(folder, str(format), quiet)
+
+
+def _probe(folder: Path, smoke: bool, quiet: bool) -> None:
+    """Probe the frozen policy into the sweep's folder, once."""
+    from lossbench.cli._probe import ProbeRequest, measure
+
+    if list((folder / "probe").glob("*.parquet")):
+        return
+    measure(ProbeRequest(batches=4 if smoke else 40), folder, (lambda message: None) if quiet else talk)
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:
@@ -74,7 +83,8 @@ def verdict_row(verdict: "Verdict") -> dict[str, Any]:
         "p_holm": verdict.p_holm,
         "n": verdict.n or None,
         "per_policy": "; ".join(
-            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} (n={effect.n})" for effect in verdict.per_policy
+            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} (n={effect.n})"
+            for effect in verdict.per_policy
         ),
         "sentence": verdict.claim.sentence,
     }

@@ -54,7 +54,12 @@ class Phase:
 def phases(policy: TinyPolicy) -> list[Phase]:
     """The warm start's phases; the last one is the distribution that the policy is to have."""
     return [
-        Phase(policy.short_steps, policy.short_lr, min(policy.short_corrupted, policy.corrupted_answers), policy.short_checks),
+        Phase(
+            policy.short_steps,
+            policy.short_lr,
+            min(policy.short_corrupted, policy.corrupted_answers),
+            policy.short_checks,
+        ),
         Phase(policy.long_steps, policy.long_lr, policy.corrupted_answers, policy.max_checks),
     ]
 
