@@ -179,11 +179,15 @@ class ModeTrainer(GRPOTrainer):
         return self._terms_cB[chunk - self._segment_start, :batch_rows]
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> Tensor:
-        """One micro-batch; at the window's last one the gradients get the window's scalar, before clipping."""
+        """One micro-batch; at the window's last one the gradients get the window's scalar, before clipping.
+
+        The window's loss is returned with its last micro-batch, and 0 before: the Trainer adds up what it is given.
+        """
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients:
-            self._end_window()
-        return loss
+        if not self.accelerator.sync_gradients:
+            return torch.zeros_like(loss)
+        self._end_window()
+        return torch.full_like(loss, self._pending_step["loss"])
 
     def _end_window(self) -> None:
         window, self._window = self._window, None
@@ -210,9 +214,8 @@ class ModeTrainer(GRPOTrainer):
         print(f"warning: step {step} has no live token (every row is masked); its gradient is zero", flush=True)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's log, with the loss of the whole window; ends the step's record."""
+        """TRL's log; ends the step's record."""
         if self._pending_step and "grad_norm" in logs:
-            logs["loss"] = self._pending_step["loss"]
             now = time.perf_counter()
             stats = StepStats(
                 **self._pending_step, grad_norm=_number(logs["grad_norm"]), lr=_number(logs.get("learning_rate")),
