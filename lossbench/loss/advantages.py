@@ -1,9 +1,7 @@
 """Group-relative advantages, with the three scales that TRL calls `scale_rewards`."""
 
-import torch
-from torch import Tensor
-
 from lossbench.errors import unknown
+from lossbench.loss.lazy_torch import Tensor, torch
 
 SCALES = ("group", "batch", "none")
 

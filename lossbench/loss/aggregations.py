@@ -13,10 +13,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from lossbench.errors import unknown
+from lossbench.loss.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)

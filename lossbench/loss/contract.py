@@ -1,7 +1,6 @@
 """From per-token losses and row weights to one scalar, blind to whatever masked cells hold."""
 
-import torch
-from torch import Tensor
+from lossbench.loss.lazy_torch import Tensor, torch
 
 
 def check_mask(mask_BT: Tensor) -> Tensor:

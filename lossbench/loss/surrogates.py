@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
-from torch import Tensor
-
 from lossbench.errors import unknown
 from lossbench.loss.contract import widen
+from lossbench.loss.lazy_torch import Tensor, torch
 
 Level = Literal["token", "sequence", "sequence_token"]
 

@@ -9,13 +9,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from lossbench.sweep.executors.base import Progress as Step
-from lossbench.sweep.schedule import Display
 from lossbench.training.spec import RunSpec
 
 _LINE_EVERY_S = 15.0
 
 
-def make_display(runs: list[RunSpec], quiet: bool) -> "Display":
+def make_display(runs: list[RunSpec], quiet: bool) -> "Silent | Live":
     """The display that fits stderr."""
     if quiet:
         return Silent()

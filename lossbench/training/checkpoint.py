@@ -33,9 +33,9 @@ def checkpoint_steps(settings: Settings) -> int | None:
     return step
 
 
-def seal(checkpoint: Path, run_id: str) -> None:
-    """Declare `checkpoint` whole, as one of the run `run_id`."""
-    write_json(checkpoint / _SEAL, {"run_id": run_id})
+def seal(run_dir: Path, step: int, run_id: str) -> None:
+    """Declare the checkpoint of this step whole, as one of the run `run_id`."""
+    write_json(run_dir / CHECKPOINTS / f"checkpoint-{step}" / _SEAL, {"run_id": run_id})
 
 
 def newest_checkpoint(run_dir: Path, spec: RunSpec) -> tuple[int, Path] | None:
