@@ -84,25 +84,36 @@ def read_projections(path: Path) -> list[Projections]:
 
 def projections_of(frame: Any, facts: dict[str, Any] | None = None) -> list[Projections]:
     """The probes in a data frame with the columns of table `probe`."""
+    # Plain arrays of our own: slices of a data frame are slow, and what arrow hands over cannot be written to.
+    columns = {name: frame[name].to_numpy(copy=True) for name in ("pair", "half", *_COLUMNS)}
+    blocks = list(zip(frame["metric"].astype(str), frame["direction"].astype(str), strict=True))
+    names = list(dict.fromkeys(blocks))
+    place = {name: i for i, name in enumerate(names)}
+    columns["block"] = np.array([place[block] for block in blocks])
     probes = []
-    for (policy, step), part in frame.groupby(["policy", "step"], sort=False, observed=True):
-        windows = [_window(keys, rows) for keys, rows in part.groupby(["pair", "half"], sort=True)]
+    for (policy, step), rows in frame.groupby(["policy", "step"], sort=False, observed=True).indices.items():
+        part = {name: column[rows] for name, column in columns.items()}
+        batch = part["pair"] * 2 + part["half"]
+        windows = [_window({n: c[batch == number] for n, c in part.items()}, names) for number in np.unique(batch)]
         probes.append(Projections(str(policy), int(step), windows, facts or {}))
     return probes
 
 
-def _window(keys: Any, rows: Any) -> Window:
-    blocks = {key: block for key, block in rows.groupby(["metric", "direction"], sort=False, observed=True)}
-    first = next(iter(blocks.values()))
-    projections = {key: block["projection"].to_numpy(float) for key, block in blocks.items()}
+_COLUMNS = ("length_tokens", "group", "reward", "correct", "terminated", "projection")
+
+
+def _window(rows: dict[str, np.ndarray], names: list[tuple[str, str]]) -> Window:
+    first = rows["block"] == rows["block"][0]
+    projections = {names[i]: rows["projection"][rows["block"] == i].astype(float) for i in np.unique(rows["block"])}
     return Window(
-        *map(int, keys),
-        first["length_tokens"].to_numpy(np.int64),
-        first["group"].to_numpy(np.int64),
-        first["reward"].to_numpy(float),
-        first["correct"].to_numpy(bool),
-        first["terminated"].to_numpy(),
-        {key: values for key, values in projections.items() if not np.isnan(values).any()},
+        int(rows["pair"][0]),
+        int(rows["half"][0]),
+        rows["length_tokens"][first].astype(np.int64),
+        rows["group"][first].astype(np.int64),
+        rows["reward"][first].astype(float),
+        rows["correct"][first].astype(bool),
+        rows["terminated"][first],
+        {name: values for name, values in projections.items() if not np.isnan(values).any()},
     )
 
 
