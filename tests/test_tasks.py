@@ -103,7 +103,7 @@ def test_a_data_set_of_any_kind_gives_the_same_task(tmp_path, suffix):
         rows.to_parquet(path)
     else:
         rows.to_json(path, orient="records", lines=suffix == ".jsonl")
-    task = make_task("dataset", {"dataset": str(path), "train_size": 8, "eval_size": 2, "suffix": "Think."})
+    task = make_task("dataset", {"path": str(path), "train_size": 8, "eval_size": 2, "suffix": "Think."})
     assert len(task.train_prompts) == 8 and len(task.eval_prompts) == 2
     prompt = task.train_prompts[0]
     assert prompt.text == f"{prompt.id} plus one?\nThink."
@@ -142,13 +142,13 @@ def test_a_bad_data_set_names_file_row_and_remedy(tmp_path, name, content, words
     path = tmp_path / name
     path.write_text(content)
     with pytest.raises(UsageError, match=words) as caught:
-        make_task("dataset", {"dataset": str(path)})
+        make_task("dataset", {"path": str(path)})
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_data_set_is_not_looked_for_on_the_hub():
     with pytest.raises(UsageError, match="no such file; a data set on the hub is written hub:name"):
-        make_task("dataset", {"dataset": "openai/gsm8k"})
+        make_task("dataset", {"path": "openai/gsm8k"})
 
 
 TASK_FILE = """

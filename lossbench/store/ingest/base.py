@@ -117,7 +117,11 @@ def run_folders(path: Path, found: Callable[[Path], str | None]) -> list[Path]:
     """`path` itself where it is a run, else its immediate subfolders that are, by name."""
     if found(path):
         return [path]
-    return sorted(folder for folder in path.iterdir() if folder.is_dir() and found(folder)) if path.is_dir() else []
+    if not path.is_dir():
+        return []
+    # A checkpoint belongs to the run above it, whichever trainer wrote that.
+    folders = [f for f in path.iterdir() if f.is_dir() and not f.name.startswith("checkpoint-")]
+    return sorted(folder for folder in folders if found(folder))
 
 
 def mode_and_seed(name: str) -> tuple[str, int] | None:
