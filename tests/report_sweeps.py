@@ -1,4 +1,4 @@
-"""Sweeps made of numbers drawn here, in the layout of real ones: what reports and analyses can be tried on in seconds."""
+"""Sweeps of random numbers in the layout of real ones, on which reports can be tried in seconds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ VERSIONS = {"python": "3.11.9", "lossbench": "0.1.0", "torch": "2.13.0", "trl": 
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep to make. `grow` is how many tokens an arm's incorrect completions gain (and correct ones lose a third of)."""
+    """A sweep to make. `grow`: tokens that an arm's incorrect completions gain; correct ones lose a third as many."""
 
     arms: Sequence[str] = ("grpo", "dr_grpo", "dapo")
     seeds: int = 6
@@ -111,8 +111,9 @@ def _rollouts(arm: str, plan: Plan, steps: int, rng: np.random.Generator) -> dic
     length = np.minimum(128, 2 + rng.geometric(1 / np.maximum(means, 2.0)))
     ended = length < 128
     rows: dict[str, Any] = {
-        "generation": step, "step": step, "prompt_id": rng.integers(0, 100, n), "group": inside // 8, "sample": inside % 8,
-        "length_tokens": length, "terminated": ended, "reward": (correct & ended).astype(float), "correct": correct,
+        "generation": step, "step": step, "prompt_id": rng.integers(0, 100, n), "group": inside // 8,
+        "sample": inside % 8, "length_tokens": length, "terminated": ended, "correct": correct,
+        "reward": (correct & ended).astype(float),
         "advantage": correct - 0.5, "token_weight": 1 / (per_step * length),
     }  # fmt: skip
     if plan.text:

@@ -1,4 +1,4 @@
-"""The dose-response of a frozen probe as the claim on it needs it: drift by α with intervals, and one test of the fall."""
+"""The dose-response of a frozen probe as its claim needs it: drift by α with intervals, and one test of the fall."""
 
 from collections.abc import Sequence
 

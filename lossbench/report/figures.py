@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _SEEDS = (
     "Thin lines are single runs, the thick line is their mean; the band is a pointwise 95 % t interval of the mean: it "
-    "covers the mean at one place, not the whole curve. "
+    "covers the mean at one place, not the whole curve. Where runs are of unequal length, the mean ends with "
+    "the first. "
 )
 _PANELS = "One panel an arm; the means of the other arms are faint behind it. "
 
@@ -37,8 +38,9 @@ FIGURES: dict[str, Entry] = {
     for figure in (
         Entry(
             "forest", "Differences to the reference arm",
-            "Each small mark is one pair of runs with equal seed, the large mark their mean, the bar its 95 % t interval. "
-            "A bar that crosses zero means: not distinguishable. A shaded strip is the margin stated beforehand.",
+            "Each small mark is one pair of runs with equal seed, the large mark their mean, the bar its 95 % t "
+            "interval. A bar that crosses zero means: not distinguishable. A shaded strip is the margin stated "
+            "beforehand.",
             figures_effects.forest,
         ),
         Entry(
@@ -52,13 +54,14 @@ FIGURES: dict[str, Entry] = {
         Entry(
             "trajectory", "Reward against length",
             "Training runs along each line, from the open circle to the large mark. A line that goes straight up gains "
-            "reward without length; one that leans to the right pays for it in tokens. Thin lines are single runs.",
+            "reward without length; one that leans to the right pays for it in tokens. Small marks are where single "
+            "runs end.",
             figures_curves.trajectory,
         ),
         Entry(
             "length_distribution", "Lengths early and late",
-            "The share of completions that are at least so long, over all runs of an arm. The further right a line lies, "
-            "the longer the completions; dashed is the first fifth of the run, solid the last.",
+            "The share of completions that are at least so long, over all runs of an arm. The further right a line "
+            "lies, the longer the completions; dashed is the first fifth of the run, solid the last.",
             figures_curves.length_distribution,
         ),
         Entry(
@@ -74,16 +77,16 @@ FIGURES: dict[str, Entry] = {
         ),
         Entry(
             "weights", "Effective weight against length",
-            "Exact, from the formulas, for a window with one completion at each of the lengths shown, at ratio 1. Where the "
-            "line falls, tokens of long completions count less, and a long wrong answer is punished less per token. Equal "
-            "lines lie over each other.",
+            "Exact, from the formulas, for a window with one completion at each of the lengths shown, at ratio 1. "
+            "Where the line falls, tokens of long completions count less, and a long wrong answer is punished less per "
+            "token. Arms of equal weights share a line, on which their marks alternate.",
             figures_effects.weights,
         ),
         Entry(
             "guards", "Truncation and other guards",
-            "Where many completions are cut at the cap, their true lengths are unknown; where all rewards of a group are "
-            "equal, the group gives no gradient.",
-            figures_curves.guards, per_seed=True,
+            "Where many completions are cut at the cap, their true lengths are unknown; where all rewards of a group "
+            "are equal, the group gives no gradient. Lines are means over runs.",
+            figures_curves.guards,
         ),
         Entry(
             "drift", "Drift predicted by the gradient probe",

@@ -1,5 +1,7 @@
 """Figures of what happens during training: curves by step and by tokens, trajectories, distributions of length."""
 
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -24,7 +26,8 @@ PATH_POINTS = 12
 X_LABELS: dict[Axis, str] = {"step": "optimizer step", "tokens": "tokens generated"}
 
 TITLES = {
-    "reward": "Reward", "length_mean": "Length of all completions", "length_incorrect": "Length of incorrect completions",
+    "reward": "Reward", "length_mean": "Length of all completions",
+    "length_incorrect": "Length of incorrect completions",
     "length_correct": "Length of correct completions", "truncated_frac": "Completions cut at the cap",
     "zero_std_frac": "Groups without spread in reward", "entropy": "Entropy of the policy",
     "clip_frac": "Tokens with an active clip", "grad_norm": "Gradient norm before clipping",
@@ -36,10 +39,12 @@ def quantity(data: ReportData, name: str, axis: Axis = "step") -> Quantity:
     """A quantity of the step sums as lines: mean over seeds, pointwise band, a line per seed."""
     lines = {}
     for arm, curve in curves(data.summary, name, axis).items():
-        known = np.isfinite(curve.mean)
-        if known.any():
+        if np.isfinite(curve.mean).any():
             seeds = tuple((curve.x, line.y) for line in curve.lines) if len(curve.lines) > 1 else ()
-            lines[arm] = Line(curve.x, curve.mean, curve.low, curve.high, seeds)
+            # Past the end of the first run the mean would be that of other runs than before.
+            shared = np.arange(len(curve.x)) <= np.flatnonzero(curve.n == curve.n.max())[-1]
+            mean, low, high = (np.where(shared, y, np.nan) for y in (curve.mean, curve.low, curve.high))
+            lines[arm] = Line(curve.x, mean, low, high, seeds)
     percent = UNITS[name] == "share"
     label = "share of completions" if name == "truncated_frac" else UNITS[name] if not percent else "share"
     unit = {"reward": "mean reward", "tokens": "length (tokens)"}.get(label, label)
@@ -65,7 +70,13 @@ def by_tokens(data: ReportData) -> Figure | None:
 def guards(data: ReportData) -> Figure | None:
     """Truncation and the other quantities that tell whether lengths mean anything."""
     names = ("truncated_frac", "zero_std_frac", "entropy", "grad_norm")
-    return draw_quantities(data.arms, [quantity(data, name) for name in names])
+    means = [without_runs(quantity(data, name)) for name in names]
+    return draw_quantities(data.arms, means, overlaid=len(data.arms))
+
+
+def without_runs(quantity: Quantity) -> Quantity:
+    """The quantity's means alone."""
+    return replace(quantity, lines={arm: Line(line.x, line.y) for arm, line in quantity.lines.items()})
 
 
 def trajectory(data: ReportData) -> Figure | None:
@@ -80,10 +91,12 @@ def trajectory(data: ReportData) -> Figure | None:
         if not known.any():
             continue
         shown.append(arm)
-        runs = zip(lengths[arm.name].lines, rewards[arm.name].lines, strict=True)
-        seeds = tuple((length.y, reward.y) for length, reward in runs) if arm.planned > 1 else ()
         x, y = path[0][known], path[1][known]
-        draw_line(axes, Line(x, y, seeds=seeds), arm.style)
+        draw_line(axes, Line(x, y), arm.style)
+        ends = [(_last(length.y), _last(reward.y)) for length, reward in
+                zip(lengths[arm.name].lines, rewards[arm.name].lines, strict=True)]  # fmt: skip
+        axes.plot(*zip(*ends, strict=True), linestyle="", marker=arm.style.marker, markersize=4.5, alpha=0.5,
+                  color=arm.style.color, markeredgewidth=0, zorder=2.5)  # fmt: skip
         axes.plot(x[0], y[0], marker="o", markersize=5, color="white", markeredgecolor=arm.style.color, zorder=4)
         axes.plot(x[-1], y[-1], marker=arm.style.marker, markersize=10, color=arm.style.color,
                   markeredgecolor="white", zorder=5)  # fmt: skip
@@ -95,6 +108,12 @@ def trajectory(data: ReportData) -> Figure | None:
     return figure
 
 
+def _last(values: np.ndarray) -> float:
+    """The last known value, NaN where there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else float("nan")
+
+
 def length_distribution(data: ReportData) -> Figure | None:
     """Share of completions that are at least so long, early and late, incorrect above correct."""
     counts = {(item.arm, item.late, item.correct): item for item in length_distributions(data.summary)}
@@ -103,7 +122,7 @@ def length_distribution(data: ReportData) -> Figure | None:
         return None
     columns = min(COLUMNS, len(shown))
     blocks = -(-len(shown) // columns)
-    figure = Figure(figsize=(max(PANEL_WIDTH * columns, 5.5), PANEL_HEIGHT * 2 * blocks + 0.5), layout="constrained")
+    figure = Figure(figsize=(PANEL_WIDTH * COLUMNS, PANEL_HEIGHT * 2 * blocks + 0.5), layout="constrained")
     grid = figure.subplots(2 * blocks, columns, sharex=True, sharey=True, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -114,7 +133,7 @@ def length_distribution(data: ReportData) -> Figure | None:
             axes.set_axis_on()
             _survival(axes, counts[arm.name, False, kind], color=SOFT, linestyle=(0, (4, 1.5)), linewidth=1.3)
             _survival(axes, counts[arm.name, True, kind], color=arm.style.color, linewidth=2.0)
-            axes.set_title(f"{wrapped(arm.name, 26)}\n{name}", fontsize=8, fontweight="normal")
+            axes.set_title(f"{wrapped(arm.name, 31)}\n{name}", fontsize=8, fontweight="normal")
             axes.locator_params(axis="x", nbins=4)
             axes.set_ylabel("share at least so long" if column == 0 else "")
             axes.set_xlabel("length (tokens)" if kind else "")

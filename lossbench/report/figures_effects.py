@@ -145,12 +145,13 @@ def weights(data: ReportData) -> Figure | None:
 
 
 def _weight_lines(axes, lengths: np.ndarray, values: np.ndarray, arms: Sequence[Arm]) -> None:
-    """Equal curves lie over each other: the lower ones are drawn wider, so that each stays visible."""
-    for depth, arm in enumerate(arms):
-        wider = 1.6 * (len(arms) - 1 - depth)
+    """Arms of equal weights share one neutral line, on which their marks alternate."""
+    alone = len(arms) == 1
+    axes.plot(lengths, values, color=arms[0].style.color if alone else SOFT, linewidth=1.9 if alone else 1.4, zorder=2)
+    for place, arm in enumerate(arms):
         axes.plot(
-            lengths, values, color=arm.style.color, linestyle="-" if wider else arm.style.dash, linewidth=1.9 + wider,
-            marker=arm.style.marker, markevery=(2 + 3 * depth, 12), markeredgecolor="white", zorder=2 + depth,
+            lengths, values, color=arm.style.color, linestyle="", marker=arm.style.marker, markersize=7,
+            markevery=(1 + 2 * place, 2 * len(arms) + 1), markeredgecolor="white", zorder=3,
         )  # fmt: skip
     slope = elasticity(lengths, values)
     axes.annotate(

@@ -29,7 +29,7 @@ class Finding:
 
 def find(data: ReportData) -> Finding:
     """The finding of a sweep: the most telling arm (Dr. GRPO, else the first) against its reference."""
-    arms = dict((arm.name, ref) for arm, ref in data.compared)
+    arms = {arm.name: ref for arm, ref in data.compared}
     if not arms:
         name = data.arms[0].name
         return Finding(f"Nothing can be compared: {name} is the only arm of this sweep.")

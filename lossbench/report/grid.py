@@ -47,13 +47,13 @@ class Quantity:
     from_zero: bool = False
 
 
-def draw_quantities(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figure | None:
-    """A figure of `quantities` for `arms`; None where none has a line."""
+def draw_quantities(arms: Sequence[Arm], quantities: Sequence[Quantity], overlaid: int = OVERLAID) -> Figure | None:
+    """A figure of `quantities` for `arms`, over each other up to `overlaid` arms; None where none has a line."""
     quantities = [quantity for quantity in quantities if quantity.lines]
     if not quantities:
         return None
     shown = [arm for arm in arms if any(arm.name in quantity.lines for quantity in quantities)]
-    return _overlaid(shown, quantities) if len(shown) <= OVERLAID else _one_panel_each(shown, quantities)
+    return _overlaid(shown, quantities) if len(shown) <= overlaid else _one_panel_each(shown, quantities)
 
 
 def _overlaid(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figure:
@@ -102,10 +102,9 @@ def _panel(axes: "Axes", arm: Arm, quantity: Quantity) -> None:
 
 def _outer_labels(grid: np.ndarray, used: int, quantity: Quantity) -> None:
     """Labels on the outer panels only; a panel above an empty place keeps its numbers."""
-    rows, columns = grid.shape
+    columns = grid.shape[1]
     for place, axes in enumerate(grid.flat[:used]):
-        row, column = divmod(place, columns)
-        axes.set_ylabel(quantity.y_label if column == 0 else "")
+        axes.set_ylabel(quantity.y_label if place % columns == 0 else "")
         last = place + columns >= used
         axes.set_xlabel(quantity.x_label if last else "")
         axes.tick_params(labelbottom=last)
@@ -174,9 +173,8 @@ def wrapped(name: str, width: int) -> str:
     """An arm's name on several lines, broken at @ and / where it is long."""
     if len(name) <= width:
         return name
-    return (
-        fill(name.replace("@", "@ ").replace("/", "/ ").replace("[", " ["), width).replace("@ ", "@").replace("/ ", "/")
-    )
+    spaced = name.replace("@", "@ ").replace("/", "/ ").replace("[", " [")
+    return fill(spaced, width, break_on_hyphens=False).replace("@ ", "@").replace("/ ", "/")
 
 
 def short_number(value: float) -> str:

@@ -1,18 +1,18 @@
 """The report's note on method: how the numbers come about and what they do not say."""
 
 METHOD: tuple[str, ...] = (
-    "The unit is a run. Every metric is one number per run, pooled over completions: the ratio of two sums, never a mean "
-    "of per-step means. Late is the last fifth of the planned steps, early the first fifth.",
-    "Runs of equal seed are paired: they start from the same policy, see the same prompts in the same order and draw from "
-    "the same sampling streams. Only seeds that both arms completed are compared; the others are named.",
+    "The unit is a run. Every metric is one number per run, pooled over completions: the ratio of two sums, never a "
+    "mean of per-step means. Late is the last fifth of the planned steps, early the first fifth.",
+    "Runs of equal seed are paired: they start from the same policy, see the same prompts in the same order and draw "
+    "from the same sampling streams. Only seeds that both arms completed are compared; the others are named.",
     "Intervals are 95 % t intervals of the paired differences. p-values come from the exact sign-flip test of these "
     "differences; with n pairs the smallest p is 2/2ⁿ two-sided (1/2ⁿ one-sided), so five pairs are the least for a "
     "one-sided claim at 0.05 and six for a two-sided one.",
     "Claims are stated in the recipe before the runs. Primary claims share the level 0.05 by Holm's method. Supported "
     "means p ≤ 0.05 after that; contradicted means that the interval lies on the other side; anything else is "
     "inconclusive. That two arms are not distinguishable does not show that they are equal.",
-    "Bands in curves are pointwise: they cover the mean at one place at 95 %, not the whole curve. Curves are pooled over "
-    "blocks of steps; tests use the raw windows.",
+    "Bands in curves are pointwise: they cover the mean at one place at 95 %, not the whole curve. Curves are pooled "
+    "over blocks of steps; tests use the raw windows.",
     "Length counts the tokens of a completion with its end-of-sequence token. Correct is the verifier's word on the "
     "answer, whatever the ending. Incorrect length therefore includes completions cut at the cap; see truncation.",
     "Arms are also compared at equal tokens and at equal reward, because a mode that makes completions longer has seen "

@@ -46,9 +46,9 @@ def probe_blocks(part: ProbePart) -> list[Block]:
     section, blocks = part.section, []
     if section.name is not None:
         blocks.append(Text(
-            f"The gradients of each mode on frozen rollouts of {section.policy}: {count(section.pairs, 'pair')} of batches, "
-            f"{section.completions:,} completions, no training. A drift says how the mean length would move along a mode's "
-            "gradient beyond what seq-mean-token-sum does, at equal mean weight."
+            f"The gradients of each mode on frozen rollouts of {section.policy}: {count(section.pairs, 'pair')} of "
+            f"batches, {section.completions:,} completions, no training. A drift says how the mean length would move "
+            "along a mode's gradient beyond what seq-mean-token-sum does, at equal mean weight."
         ))  # fmt: skip
         blocks.append(_drift_table(section))
     if section.orders:
@@ -57,8 +57,8 @@ def probe_blocks(part: ProbePart) -> list[Block]:
         rho = section.agreement.correlation
         style = number_style("ratio")
         blocks.append(Text(
-            f"Along {count(section.agreement.units, 'run')}, predicted and realised changes of incorrect length order together "
-            f"with a rank correlation of {style.plain(rho.estimate)} {style.interval(rho.low, rho.high)}."
+            f"Along {count(section.agreement.units, 'run')}, predicted and realised changes of incorrect length order "
+            f"together with a rank correlation of {style.plain(rho.estimate)} {style.interval(rho.low, rho.high)}."
         ))  # fmt: skip
     return blocks
 
@@ -98,6 +98,7 @@ def _order_table(section: "ProbeSection") -> Table:
         rows.append((
             Cell(f"{check.mode_a} and {check.mode_b}"),
             Cell(style.signed(check.drift.estimate), style.interval(check.drift.low, check.drift.high)),
-            Cell(length.signed(check.realised_tokens)), Cell(p_value(check.p).removeprefix("p = ")), Cell(check.verdict, strong=True),
+            Cell(length.signed(check.realised_tokens)), Cell(p_value(check.p).removeprefix("p = ")),
+            Cell(check.verdict, strong=True),
         ))  # fmt: skip
     return Table("Does the probe order modes as training does?", columns, tuple(rows))

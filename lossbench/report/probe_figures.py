@@ -60,7 +60,9 @@ def _dose_panel(axis, dose: DoseResponse) -> None:
     color = _COLOR[dose.direction]
     axis.axhline(0, color=SOFT, linewidth=0.9)
     axis.axvline(1, color=FAINT, linewidth=0.9)
-    axis.fill_between(alphas, [p.drift.low for p in points], [p.drift.high for p in points], color=color, alpha=0.18, lw=0)
+    axis.fill_between(
+        alphas, [p.drift.low for p in points], [p.drift.high for p in points], color=color, alpha=0.18, lw=0
+    )
     axis.plot(alphas, [p.drift.drift for p in points], marker="o", color=color, label="probe, 95 % interval")
     if points and all(point.theory is not None for point in points):
         axis.plot(alphas, [p.theory for p in points], "--", color=PALETTE[2], label="branch model, scaled at α = 0")
@@ -83,7 +85,12 @@ def trained_figure(points: Sequence[TrainedDrift]) -> "Figure":
         for arm, style in styles.items():
             mine = [totals[run] for run in totals if arm_of[run] == arm]
             axis.plot(
-                [p for p, _ in mine], [r for _, r in mine], linestyle="", marker=style.marker, color=style.color, label=arm
+                [p for p, _ in mine],
+                [r for _, r in mine],
+                linestyle="",
+                marker=style.marker,
+                color=style.color,
+                label=arm,
             )
         axis.axhline(0, color=FAINT, linewidth=0.9)
         axis.axvline(0, color=FAINT, linewidth=0.9)

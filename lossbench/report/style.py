@@ -1,15 +1,17 @@
-"""The look of all figures: one palette, one line style and marker per arm, axes with units, the same bytes every time."""
+"""The look of all figures: one palette, one line style and marker per arm, the same bytes every time."""
 
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#8C510A", "#DDCC77", "#9A9A9A")
+PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#8C510A", "#CDBB62", "#9A9A9A")
 """Apart under normal and colour-deficient sight; neighbours differ in lightness as well."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
@@ -17,6 +19,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 INK, SOFT, FAINT = "#1C2733", "#66727F", "#D5DADF"
 PNG_DPI = 144
+_PATH = re.compile(r' d="[^"]*"')
+_LONG_DECIMAL = re.compile(r"(\d\.\d\d)\d+")
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,19 @@ _SETTINGS: dict[str, Any] = {
 
 def save(figure: "Figure", folder: Path, name: str) -> None:
     """Write `<name>.png` and `<name>.svg`; nothing in them depends on the time or the machine's fonts."""
-    # The layout costs more than the drawing: once is enough for both files.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        # Long names need room and a second pass. Two serve both files, where each would make its own.
+        engine.set(w_pad=0.1)
+        engine.execute(figure)
+        engine.execute(figure)
+        figure.set_layout_engine("none")
     figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    svg = StringIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    (folder / f"{name}.svg").write_text(_rounded_paths(svg.getvalue()), encoding="utf-8")
+
+
+def _rounded_paths(svg: str) -> str:
+    """Coordinates to a hundredth of a point: no eye sees more, and long curves shrink by a third."""
+    return _PATH.sub(lambda path: _LONG_DECIMAL.sub(r"\1", path.group()), svg)

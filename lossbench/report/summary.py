@@ -12,8 +12,8 @@ from lossbench.report.data import ReportData
 from lossbench.report.finding import find, support
 
 CSV_COLUMNS = [
-    "arm", "mode", "metric", "unit", "runs", "planned", "mean", "sd", "reference", "n", "difference", "ci_low", "ci_high",
-    "ratio", "p", "statement",
+    "arm", "mode", "metric", "unit", "runs", "planned", "mean", "sd", "reference", "n", "difference", "ci_low",
+    "ci_high", "ratio", "p", "statement",
 ]  # fmt: skip
 
 
@@ -53,7 +53,8 @@ def summary_json(data: ReportData) -> dict[str, Any]:
     """Finding, verdicts, arms, comparisons and warnings; null where there is no value."""
     finding = find(data)
     matched = [
-        {"basis": found.basis, "arm": arm.name, "reference": ref, "at": found.at, "unit": found.unit, "reason": found.reason,
+        {"basis": found.basis, "arm": arm.name, "reference": ref, "at": found.at, "unit": found.unit,
+         "reason": found.reason,
          "comparisons": comparison_rows(found.comparisons, f"equal {found.basis}")}
         for arm, ref, found in data.matched_of
     ]  # fmt: skip

@@ -52,9 +52,9 @@ def arm_table(data: ReportData) -> Table:
     columns += [_metric_column(metric) for metric in metrics]
     rows = [(_arm_cell(arm), _seeds_cell(arm), *(_metric_cell(data, arm, m) for m in metrics)) for arm in data.arms]
     foot = (
-        "Means over completed runs of the last fifth of the planned steps (token efficiency: the whole run), pooled over "
-        "completions within a run. Second line: the paired difference to the reference arm with its 95 % t interval; bold "
-        "where the exact sign-flip test rejects equality at 0.05. Seeds: completed of planned."
+        "Means over completed runs of the last fifth of the planned steps (token efficiency: the whole run), pooled "
+        "over completions within a run. Below: the paired difference to the reference arm with its 95 % t interval; "
+        "bold where the exact sign-flip test rejects equality at 0.05. Seeds: completed of planned."
     )
     return Table("Late means of each arm", tuple(columns), tuple(rows), foot)
 
@@ -82,8 +82,8 @@ def definition_table(data: ReportData) -> Table:
         for arm in data.arms
     )  # fmt: skip
     foot = (
-        "w: weight of each token loss of completion i, over a window of N completions with T tokens in all; L_i its length, "
-        "H the constant, P prompts, T_g tokens of its prompt's group, T_m of its micro-batch, M micro-batches."
+        "w: weight of each token loss of completion i, over a window of N completions with T tokens in all; L_i its "
+        "length, H the constant, P prompts, T_g tokens of its prompt's group, T_m of its micro-batch, M micro-batches."
     )
     return Table("What the arms are", tuple(Column(title, numeric=False) for title in titles), rows, foot)
 
@@ -110,10 +110,8 @@ def _metric_cell(data: ReportData, arm: Arm, metric: str) -> Cell:
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Claim, the paper's figure, ours with interval, verdict, and the effect per policy."""
-    columns = (
-        Column("claim", numeric=False), Column("verdict", numeric=False), Column("effect"), Column("n"),
-        Column("p"), Column("paper", numeric=False),
-    )  # fmt: skip
+    titles = ("claim", "source's figure", "here", "verdict")
+    columns = (*(Column(title, numeric=False) for title in titles), Column("n"), Column("p"))
     rows = tuple(_verdict_row(verdict) for verdict in verdicts)
     return Table("Claims stated before the runs", columns, rows, family_note(verdicts))
 
@@ -125,19 +123,20 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     primary = " (primary)" if claim.primary else ""
     effect = _effect(verdict.effect, verdict.unit)
     ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
+    unit = METRICS[claim.metric].unit if claim.metric else verdict.unit
     policies = [
-        f"policy {part.policy_seed}: {_effect(part.effect, verdict.unit if verdict.unit != 'ratio' else METRICS[str(claim.metric)].unit)}"
+        f"policy {part.policy_seed}: {_effect(part.effect, unit)}"
         for part in verdict.per_policy
         if len(verdict.per_policy) > 1
     ]
     p = p_value(verdict.p_holm if math.isfinite(verdict.p_holm) else verdict.p).removeprefix("p = ").removeprefix("p ")
     return (
-        Cell(f"{claim.id}{primary}", f"{claim.sentence} {claim.note}".strip()),
+        Cell(f"{claim.id}{primary}: {claim.sentence}", claim.note),
+        Cell(claim.paper_figure, claim.source),
+        Cell(effect, "\n".join([ratio, *policies] if ratio else policies)),
         Cell(verdict.status, why, strong=True, mark=verdict.status.replace(" ", "-")),
-        Cell(effect, "; ".join([ratio, *policies] if ratio else policies)),
         Cell(str(verdict.n) if verdict.n else MISSING),
         Cell(p, "after Holm" if math.isfinite(verdict.p_holm) else ""),
-        Cell(claim.paper_figure, claim.source),
     )
 
 
