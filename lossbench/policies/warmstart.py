@@ -1,7 +1,7 @@
 """Builds the built-in policy once by supervised learning, and keeps it in the cache.
 
-The cache folder is named after the hash of the policy's configuration, so another configuration is another folder, and a
-folder appears by rename, so whoever sees it sees it whole.
+The cache folder is named after the hash of the policy's configuration, so another configuration is another folder. It
+appears by rename, so whoever sees it sees it whole.
 """
 
 import fcntl
@@ -58,6 +58,8 @@ def ensure_policy(policy: TinyPolicy, on_step: Callable[[int, int], None] | None
     with exclusive(path.with_suffix(".lock")):
         if path.is_dir():
             return path
+        for left_over in path.parent.glob(f".{path.name}-*"):  # by a builder that was killed
+            shutil.rmtree(left_over)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
         try:
             _build(policy, unfinished, on_step)

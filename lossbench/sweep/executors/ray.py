@@ -17,7 +17,7 @@ from typing import Any
 
 from lossbench.errors import UsageError
 from lossbench.policies import BUILT_IN
-from lossbench.policies.warmstart import cache_dir, policy_path
+from lossbench.policies.warmstart import cache_dir, exclusive, policy_path
 from lossbench.store.read import RUN_FILE
 from lossbench.store.write import write_json
 from lossbench.sweep.executors.base import Ended, Progress, Resources
@@ -51,9 +51,7 @@ def connect(wanted: Resources) -> "RayExecutor":
     try:
         ray.init(**options)
     except Exception as error:  # Ray raises bare exceptions here
-        what = (
-            f"--address '{wanted.address}': no Ray cluster" if wanted.address else "Ray did not start"
-        )
+        what = f"--address '{wanted.address}': no Ray cluster" if wanted.address else "Ray did not start"
         raise UsageError(f"{what} ({_one_line(error)})") from None
     try:
         return RayExecutor(wanted)
@@ -214,15 +212,10 @@ def _run(
 def _install(name: str, files: bytes) -> None:
     """Put a built-in policy into this node's cache, unless it is there."""
     folder = cache_dir() / "policies" / name
-    if folder.is_dir():
-        return
-    incoming = _unpack_beside(folder, files)
-    try:
-        incoming.rename(folder)
-    except OSError:
-        shutil.rmtree(incoming)
-        if not folder.is_dir():  # else another run of this node was faster
-            raise
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            replace_folder(folder, files)
 
 
 def pack(folder: Path) -> bytes:
@@ -235,19 +228,12 @@ def pack(folder: Path) -> bytes:
 
 def replace_folder(folder: Path, packed: bytes) -> None:
     """Make `folder` what `pack` gave: unpacked beside it, then renamed, so that it is whole or not there."""
-    incoming = _unpack_beside(folder, packed)
-    shutil.rmtree(folder, ignore_errors=True)
-    incoming.rename(folder)
-
-
-def _unpack_beside(folder: Path, packed: bytes) -> Path:
-    """A new hidden folder beside `folder` with what `pack` gave."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     incoming = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(incoming, filter="data")
-    except BaseException:
-        shutil.rmtree(incoming)
-        raise
-    return incoming
+        shutil.rmtree(folder, ignore_errors=True)
+        incoming.rename(folder)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)

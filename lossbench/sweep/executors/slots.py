@@ -59,7 +59,7 @@ def _gpu_slots(wanted: Resources, gpus: Sequence[str]) -> list[tuple[str, ...]]:
     share = _share(wanted)
     if share <= 0 or (share > 1 and share != int(share)):
         raise UsageError(f"--gpus-per-run {share:g}: give a whole number of GPUs, or a fraction between 0 and 1")
-    if share < wanted.processes:
+    if wanted.processes > 1 and share < wanted.processes:
         raise UsageError(
             f"--gpus-per-run {share:g}: the {wanted.processes} processes of a run need a GPU each, so give "
             f"{wanted.processes} or more"
