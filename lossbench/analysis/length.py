@@ -176,7 +176,8 @@ def read_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
 
 def reduce_run(run: dict[str, Any], rollouts: Columns, steps: Columns, evals: Columns) -> RunSummary:
     """Reduce one run's tables (columns as in the schema, of length 0 where a table is absent)."""
-    source = "rollouts" if len(rollouts["step"]) else "steps" if len(steps["step"]) else "none"
+    measured = bool(np.isfinite(rollouts["length_tokens"]).any())
+    source = "rollouts" if measured else "steps" if len(steps["step"]) else "none"
     sums = add_step_log(sums_from_step_log(steps) if source == "steps" else step_sums(rollouts), steps)
     planned = _steps_planned(run, sums)
     path = trajectory(sums, planned)

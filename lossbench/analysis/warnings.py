@@ -235,6 +235,14 @@ def _means_of_means(evidence: Evidence) -> Iterator[str]:
         yield f"{number} run(s) have logged means only: their metrics are means over steps, not over completions"
 
 
+@_entry("no-token-lengths", "warning", "ingest the log again with --tokenizer, or with --map length=COLUMN")
+def _no_token_lengths(evidence: Evidence) -> Iterator[str]:
+    number = int(evidence.metrics["late_length_mean"].isna().sum())
+    logged = int((evidence.metrics["source"] != "none").sum())
+    if number and number == logged:
+        yield f"{number} run(s) have no lengths in tokens, so no claim about length can be tested"
+
+
 @_entry("half-dr-grpo", "note", "mode dr_grpo, or in TRL loss_type='dr_grpo' together with scale_rewards='none'")
 def _half_dr_grpo(evidence: Evidence) -> Iterator[str]:
     if "dr_grpo" in set(evidence.metrics["mode"]):
