@@ -290,14 +290,14 @@ class DriftTable:
             if direction != "all" and _members(self.probe, direction) < len(self.probe.windows):
                 return f"too few {direction} completions: a batch needs 2"
             return "no batch has this direction"
-        if found.is_baseline:
-            return f"weights proportional to {BASELINE}'s: no difference by construction"
         if not np.any(found.raw_P):
             return "no group has rewards that differ: the gradient is 0"
+        if found.is_baseline:
+            return f"weights proportional to {BASELINE}'s: no difference by construction"
         if len(found.values_P) < 2:
             return "one pair: no interval"
         missing = len(self._windows_of_pair) - len(found.values_P)
-        return f"{missing} pairs lack two {direction} completions" if missing else ""
+        return f"pairs without two {direction} completions in a batch: {missing}" if missing else ""
 
 
 def _members(probe: Projections, direction: str) -> int:

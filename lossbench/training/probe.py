@@ -31,12 +31,16 @@ from lossbench.training.probe_batch import (
 from lossbench.training.probe_local import make_engine
 from lossbench.training.probe_params import select_parameters
 from lossbench.training.probe_scores import Engine, Record, Vector
+from lossbench.training.spec import Settings
 
 Metric = Literal["plain", "adam"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 DIRECTIONS = ("incorrect", "correct", "all")
 MOMENT_FLOOR = 0.01
 """Second moments are not let below this share of their tensor's mean."""
+
+
+_RUN_PAIRS = 8
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,19 @@ def probe_pairs(prober: Prober, policy: str, step: int = 0) -> Iterator[dict[str
     for number in range(prober.settings.pairs):
         columns = prober.pair(number, step)
         yield {"policy": [policy] * len(columns["pair"]), **columns}
+
+
+def settings_for_run(settings: Settings, seed: int) -> ProbeSettings:
+    """A probe small enough to be taken while a run trains: eight pairs of batches of the run's own size and sampling.
+
+    Raises UsageError where the run's sampling is not the policy's own distribution (top_p, top_k).
+    """
+    if settings.top_p < 1 or settings.top_k > 0:
+        raise UsageError("a probe needs completions drawn from the policy's own distribution: top_p 1 and top_k 0")
+    sampling = Sampling(
+        settings.rows_per_generation(), settings.num_generations, settings.max_completion_length, settings.temperature, seed
+    )
+    return ProbeSettings(sampling, pairs=_RUN_PAIRS, moment_batches=_RUN_PAIRS // 2)
 
 
 def probe_now(
