@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import EXECUTION, OUTPUT, FormatOption, QuietOption, print_table, talk
+from lossbench.cli._shared import OUTPUT, FormatOption, QuietOption, print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:

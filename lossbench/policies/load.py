@@ -36,8 +36,7 @@ def prepare_policy(policy: str, policy_seed: int | None, on_step: Callable[[int,
 def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> LoadedPolicy:
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
 
-    `options` are those of `load_pretrained` (dtype, device, lora, ...); the built-in policy is float32 on the CPU unless
-    they say otherwise. Raises UsageError where a model cannot be had.
+    `options` are those of `load_pretrained` (dtype, device, lora, ...). Raises UsageError where a model cannot be had.
     """
     if policy not in BUILT_IN:
         from lossbench.policies.hub import load_pretrained

@@ -1,11 +1,10 @@
-"""`ModeTrainer`: TRL's GRPOTrainer with the mode's surrogate, row weights and advantage scale, and a record of every row.
+"""`ModeTrainer`: TRL's GRPOTrainer with a mode's surrogate, row weights and advantage scale, and a record of each row.
 
 TRL keeps what it does well: data order, rewards, advantages, reference model, optimizer, checkpoints. This subclass
 replaces the loss and, for plain causal language models, the sampling.
 """
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,12 +18,10 @@ from lossbench.loss.contract import weighted_loss
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.modes import Mode
 from lossbench.loss.surrogates import SurrogateParams, clipped_BT
-from lossbench.training.chunks import length_chunks
+from lossbench.training.pieces import by_length, loss_mask, row_facts, whole
 from lossbench.training.recorder import Recorder, Rollout, StepStats
 from lossbench.training.sampling import row_uniforms, sample
 from lossbench.training.window import Layout, Window
-
-SAMPLERS = ("lossbench", "generate", "vllm")
 
 
 class ModeTrainer(GRPOTrainer):
@@ -159,7 +156,7 @@ class ModeTrainer(GRPOTrainer):
 
     def _gather_layout(self) -> Layout:
         """Lengths, groups and row numbers of the new generation, of every rank."""
-        facts_RCBF = self.accelerator.gather(_facts(self._buffered_inputs)[None])
+        facts_RCBF = self.accelerator.gather(row_facts(self._buffered_inputs)[None])
         return Layout(*facts_RCBF.cpu().unbind(-1))
 
     def _row_terms(self, batch_rows: int) -> Tensor:
@@ -229,37 +226,25 @@ class ModeTrainer(GRPOTrainer):
     # ---- loss -----------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> Tensor:
-        """The mode's loss of one micro-batch with row terms for weights, times the number of ranks that DDP averages."""
+        """The loss of one micro-batch with row terms for weights, times the number of ranks that DDP averages."""
         if self.model.training:
             terms_B = self._row_terms(len(inputs["completion_ids"]))
         else:
             window = Window(self._aggregation, self.horizon, self.match_scale)
-            terms_B = window.add_segment(Layout(*_facts([inputs])[None].unbind(-1)), 0, 1)[0, 0] * window.scalar
+            terms_B = window.add_segment(Layout(*row_facts([inputs])[None].unbind(-1)), 0, 1)[0, 0] * window.scalar
         terms_B = terms_B.to(self.accelerator.device)
         losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)
 
     def _pieces(self, inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """The micro-batch in pieces of like length, each without the padding that all its rows share."""
-        lengths_B = inputs["completion_mask"].sum(-1)
-        prompts_B = inputs["prompt_mask"].sum(-1)
         if not self.cut_by_length:
-            rows = torch.arange(len(lengths_B), device=lengths_B.device)
-            return [(rows, _cut(inputs, rows, 0, inputs["completion_ids"].shape[1]))]
-        pieces = []
-        for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
-            rows = rows.to(lengths_B.device)
-            width = max(int(lengths_B[rows].max()), 1)
-            # a model of absolute positions reads them off the padded prompt: there the padding has to stay
-            rotary = getattr(self.model.config.get_text_config(), "rope_parameters", None) is not None
-            padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max()) if rotary else 0
-            pieces.append((rows, _cut(inputs, rows, padding, width)))
-        return pieces
+            return whole(inputs)
+        return by_length(inputs, getattr(self.model.config.get_text_config(), "rope_parameters", None) is not None)
 
     def _piece_loss(self, model, piece: dict[str, Tensor], terms_B: Tensor) -> Tensor:
         ids_BT = torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1)
         attention_BT = torch.cat([piece["prompt_mask"], piece["completion_mask"]], dim=1)
-        mask_BT = _loss_mask(piece).bool()
+        mask_BT = loss_mask(piece).bool()
         logp_BT, entropy_BT, _ = self._get_per_token_logps_and_entropies(
             model, ids_BT, attention_BT, piece["completion_ids"].shape[1], compute_entropy=True
         )
@@ -286,32 +271,6 @@ class ModeTrainer(GRPOTrainer):
     def _add(self, name: str, value: Tensor) -> None:
         if self.model.training:
             self._sums[name] = self._sums.get(name, value.new_zeros((), dtype=torch.float64)) + value.double()
-
-
-def _facts(chunks: list[dict[str, Tensor]]) -> Tensor:
-    """Loss tokens, group and row number of each row, int64 (C, B, 3)."""
-    facts = [torch.stack([_loss_mask(c).sum(-1), c["group_ids"], c["row_ids"]], dim=-1) for c in chunks]
-    return torch.stack(facts).long()
-
-
-def _loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
-    """Tokens that count in the loss: the completion's, less those that a tool wrote."""
-    mask_BT = batch["completion_mask"]
-    return mask_BT * batch["tool_mask"] if "tool_mask" in batch else mask_BT
-
-
-_ROW_TENSORS = ("advantages",)
-_COMPLETION_TENSORS = (
-    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
-    "importance_sampling_ratio",
-)  # fmt: skip
-
-
-def _cut(inputs: Mapping[str, Any], rows: Tensor, left: int, width: int) -> dict[str, Tensor]:
-    """Rows `rows`, prompts without their first `left` positions, completions up to `width`."""
-    piece = {name: inputs[name][rows][:, left:] for name in ("prompt_ids", "prompt_mask")}
-    piece |= {name: inputs[name][rows][:, :width] for name in _COMPLETION_TENSORS if name in inputs}
-    return piece | {name: inputs[name][rows] for name in _ROW_TENSORS}
 
 
 def _number(value: Any) -> float | None:
