@@ -30,6 +30,7 @@ from lossbench.training.checkpoint import (
 )
 from lossbench.training.evaluate import evaluate
 from lossbench.training.params import surrogate_params
+from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.spec import RunSpec
@@ -88,11 +89,14 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     trainer = make_trainer(spec, run_dir, policy, task, recorder)
     found = newest_checkpoint(run_dir, spec)
     evals = _Evaluations(spec, policy, task, trainer, writer)
+    probes = Probes(spec, policy, task, writer)
     if writer:
         _cut_back(run_dir, writer, found[0] if found else None)
     if found is None:
         evals.at(0)
+        probes.at(0)
     trainer.add_callback(evals)
+    trainer.add_callback(probes)
     trainer.add_callback(_Checkpoints(spec, run_dir, trainer))
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
     evals.at(settings.steps)

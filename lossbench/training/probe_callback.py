@@ -1,0 +1,33 @@
+"""Probing a run while it trains: the first policy, and every `probe_every` steps."""
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from lossbench.policies.load import LoadedPolicy
+from lossbench.store.write import PartWriter
+from lossbench.training.probe import probe_now, settings_for_run
+from lossbench.training.spec import RunSpec
+
+
+class Probes(TrainerCallback):
+    """Writes the `probe` table of a run; does nothing where the run is not to be probed."""
+
+    def __init__(self, spec: RunSpec, policy: LoadedPolicy, task: Any, writer: PartWriter | None) -> None:
+        self.spec, self.policy, self.task, self.writer = spec, policy, task, writer
+
+    def at(self, step: int) -> None:
+        """Probe now, as the policy after `step` steps."""
+        if self.spec.settings.probe_every is None or self.writer is None:
+            return
+        settings = settings_for_run(self.spec.settings, self.spec.seed)
+        rows = probe_now(
+            self.policy.model, self.policy.tokenizer, self.task, settings, policy=self.spec.policy, step=step
+        )
+        self.writer.append("probe", step, rows)
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        """Called by the trainer after each optimizer step; the last policy has nothing left to predict."""
+        every = self.spec.settings.probe_every
+        if every and state.global_step % every == 0 and state.global_step < self.spec.settings.steps:
+            self.at(state.global_step)
