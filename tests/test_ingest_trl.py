@@ -79,7 +79,7 @@ def test_a_real_trl_run(trl_run, tmp_path):
     assert rollouts["correct"].isna().all() and rollouts["terminated"].isna().all()
     text = sweep.table("rollouts", ["completion", "length_tokens"])
     assert text["length_tokens"].tolist() == [len(t) for t in text["completion"]]
-    notes = " ".join(result.notes)
+    notes = " ".join(note for run in result.runs.values() for note in run["notes"])
     assert "plain sum of digit_reward, length_reward" in notes and "which completions are correct" in notes
 
 
@@ -129,7 +129,7 @@ def test_trainer_state_alone_gives_curves(tmp_path):
     # All cut: TRL writes 0 for the mean of the terminated ones, and there is no such thing.
     assert steps["length_terminated"].isna().tolist() == [False, True]
     assert load(tmp_path / "out").runs.iloc[0]["steps_planned"] == 40
-    assert any("means over 10 steps" in note for note in result.notes)
+    assert any("means over 10 steps" in note for run in result.runs.values() for note in run["notes"])
 
 
 def test_conversations_unscored_rows_and_the_users_columns(tmp_path):

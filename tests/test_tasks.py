@@ -1,8 +1,12 @@
 """Tasks: their prompts, answers and rewards, and what they say about wrong parameters and files."""
 
+import json
+
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from lossbench.cli import app
 from lossbench.errors import UsageError
 from lossbench.tasks import TASKS, make_task
 from lossbench.tasks.base import Prompt
@@ -203,3 +207,27 @@ def test_reasoning_gym_uses_the_generators_own_scorer():
     assert not task.verify("no idea", prompt.answer)
     with pytest.raises(UsageError, match="unknown reasoning-gym generator 'leg_countin': did you mean 'leg_counting'"):
         make_task("reasoning-gym:leg_countin")
+
+
+def test_the_command_lists_tasks_and_shows_how_one_judges(tmp_path):
+    listed = CliRunner().invoke(app, ["tasks", "-f", "json"])
+    assert {"selfcheck", "reasoning-gym:NAME", "file.py:Task"} <= {row["task"] for row in json.loads(listed.stdout)}
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"[b]{n}[/b]?", "answer": f"#### {n}"}) + "\n" for n in range(9)))
+    for arguments in (
+        ["selfcheck"],
+        ["arithmetic", "--set", "digits=2", "--set", "form=few-shot"],
+        ["countdown"],
+        ["--dataset", str(path), "--verifier", "numeric"],
+    ):
+        shown = CliRunner().invoke(app, ["tasks", *arguments, "--show", "2", "-f", "json"])
+        assert shown.exit_code == 0, shown.output
+        rows = json.loads(shown.stdout)
+        assert len(rows) == 2
+        for row in rows:
+            assert (row["reward_right"], row["reward_cut"], row["reward_wrong"]) == (1.0, 0.0, 0.0), row
+            assert row["right"] != row["wrong"]
+    table = CliRunner().invoke(app, ["tasks", "--dataset", str(path)])
+    assert "[b]" in table.stdout  # a prompt is text, not markup
+    refused = CliRunner().invoke(app, ["tasks", "arithmetic", "--set", "digits"])
+    assert isinstance(refused.exception, UsageError) and "PARAMETER=VALUE" in str(refused.exception)

@@ -1,5 +1,6 @@
 """`lossbench ingest`: other trainers' logs into the schema, so that `report` and `compare` work on them."""
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,8 +60,8 @@ def ingest(
     result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text))
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
-        for note in dict.fromkeys(result.notes):
-            talk(f"note: {note}")
+        for note, count in Counter(note for run in result.runs.values() for note in run["notes"]).items():
+            talk(f"note: {note}" + (f" ({count} runs)" if count > 1 else ""))
     if result.damage.count:
         examples = "; ".join(result.damage.examples)
         talk(f"warning: {result.damage.count} damaged lines or files left out, such as {examples}")

@@ -94,6 +94,7 @@ def _serve() -> None:
     # math-verify's own limits use signals that do nothing here: the parent process keeps the time.
     from math_verify import parse, verify
 
+    verify(parse("$1$", parsing_timeout=0), parse("$1$", parsing_timeout=0), timeout_seconds=0)  # imports sympy's parsers
     print(_READY, flush=True)
     for line in sys.stdin:
         completion, answer = json.loads(line)

@@ -104,6 +104,7 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
         "resumed_from_step": found[0] if found else None, "resolved": policy.resolved,
         "tables": writer.join() if writer else {},
+        "verifier_errors": getattr(getattr(task, "verifier", None), "errors", 0),
     }  # fmt: skip
 
 

@@ -27,13 +27,12 @@ _NO_CLAIM_WITHOUT = {
 
 @dataclass
 class Ingested:
-    """What was read: one entry of `runs` per run (its run.json), and what to tell the user."""
+    """What was read: one entry of `runs` per run (its run.json, with notes for the user), and what was damaged."""
 
     out: Path
     format: str
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     damage: Damage = field(default_factory=Damage)
-    notes: list[str] = field(default_factory=list)
 
 
 def detect(path: Path) -> str:
@@ -79,7 +78,6 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
                     f"'{path}' holds run {planned['mode']} seed {planned['seed']} twice: ingest them one by one"
                 )
             result.runs[run_id] = state
-            result.notes += [f"{run_id}: {note}" for note in state["notes"]]
             spec["runs"][run_id] = planned
         if not result.runs:
             raise UsageError(f"'{path}' holds no {name} log{_where(request.damage)}")

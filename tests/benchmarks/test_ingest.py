@@ -1,0 +1,79 @@
+"""Reading a JSONL log: not much slower than pandas reads the file, and memory that does not grow with it."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lossbench.store.ingest.base import Request
+from lossbench.store.ingest.folder import ingest
+from lossbench.store.ingest.sink import Reading
+
+MEGABYTE = 1_000_000
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+from lossbench.store.ingest.base import Request
+from lossbench.store.ingest.folder import ingest
+from lossbench.store.ingest.sink import Reading
+ingest(Path(sys.argv[1]), Path(sys.argv[2]), "verl", Request(mode="grpo", seed=0), Reading())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def write_log(path, size_bytes):
+    """A verl dump of many steps: 64 prompts x 8 completions a step, 1.6 kB a line on average."""
+    generator = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(3000)]
+    prompts = [" ".join(generator.choice(words, 40)) for _ in range(500)]
+    texts = [" ".join(generator.choice(words, int(generator.integers(50, 400)))) for _ in range(2000)]
+    written = row = 0
+    with path.open("w") as file:
+        while written < size_bytes:
+            line = {
+                "input": prompts[row // 8 % 500], "output": f"{texts[generator.integers(2000)]} {row}", "gts": "12",
+                "score": float(row % 2), "step": 1 + row // 512, "acc": row % 2 == 1, "uid": f"u{row // 8}_{row % 8}_0",
+            }  # fmt: skip
+            written += file.write(json.dumps(line) + "\n")
+            row += 1
+    return path
+
+
+def fastest(call, repeats=5):
+    """Least wall-clock seconds of a few calls: the one least disturbed by others."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.benchmark
+def test_speed_against_pandas(tmp_path, capsys):
+    log = write_log(tmp_path / "log.jsonl", 50 * MEGABYTE)
+    plain_s = fastest(lambda: pd.read_json(log, lines=True))
+    ours_s = fastest(lambda: ingest(log, tmp_path / "out", "verl", Request(mode="grpo", seed=0), Reading()))
+    with capsys.disabled():
+        print(f"\ningest {ours_s:.2f} s, pandas.read_json {plain_s:.2f} s, ratio {ours_s / plain_s:.2f}")
+    assert ours_s <= 1.5 * plain_s
+
+
+@pytest.mark.benchmark
+def test_memory_stays_flat(tmp_path, capsys):
+    peaks = []
+    for name, size in (("small", 100 * MEGABYTE), ("large", 1000 * MEGABYTE)):
+        log = write_log(tmp_path / f"{name}.jsonl", size)
+        command = [sys.executable, "-c", _MEASURE, str(log), str(tmp_path / name)]
+        peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        log.unlink()
+    small, large = peaks
+    with capsys.disabled():
+        print(
+            f"\npeak memory {small / 1024:.0f} MiB on 100 MB, {large / 1024:.0f} MiB on 1 GB, ratio {large / small:.3f}"
+        )
+    assert large <= 1.1 * small
