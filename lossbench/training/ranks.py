@@ -11,8 +11,9 @@ import torch.distributed
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from lossbench.errors import UsageError
-from lossbench.training.run import OnStep, execute
+from lossbench.training.run import execute
 from lossbench.training.spec import RunSpec
+from lossbench.training.worker import OnStep
 
 _PEER_TIMEOUT = timedelta(hours=2)  # the other ranks wait for the main one while it evaluates
 

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.spec import RunSpec
 from lossbench.training.trainer import ModeTrainer
-
-OnStep = Callable[[int, float | None, float | None], None]
+from lossbench.training.worker import OnStep
 
 
 def is_main_process() -> bool:

@@ -3,21 +3,19 @@
 import multiprocessing
 import os
 import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from lossbench.sweep.executors.base import Ended, Progress
 from lossbench.training.spec import RunSpec
+from lossbench.training.worker import Execute, work
 
 _STOP_GRACE_S = 2.0
-_SERVER = "lossbench.sweep.executors.server"
-
-Execute = Callable[[RunSpec, Path, Callable[[int, float | None, float | None], None]], None]
+_SERVER = "lossbench.training.fork_server"
 
 
 @dataclass
@@ -56,6 +54,7 @@ class LocalExecutor:
         slot = self._free[-1]
         ours, theirs = self._context.Pipe(duplex=False)
         arguments = (spec.model_dump_json(), str(run_dir), theirs, slot, self.threads, self._execute)
+        _start_server()
         process = self._context.Process(target=work, args=arguments, name=spec.run_id)
         process.start()
         theirs.close()
@@ -99,45 +98,19 @@ class LocalExecutor:
         self._going.clear()
 
 
+def _start_server() -> None:
+    """Start the fork server, unless it is there, such that Ctrl-C does not reach it: the mask is inherited."""
+    resource_tracker.ensure_running()  # lifts the mask when it has to start its own process, so it goes first
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _reason(exit_code: int | None) -> str | None:
     if exit_code == 0:
         return None
     if exit_code is not None and exit_code < 0:
         return f"killed by signal {-exit_code}"
     return f"ended with exit code {exit_code}"
-
-
-def work(
-    spec_json: str, run_dir: str, pipe: Connection, gpus: tuple[str, ...], threads: int, execute: Execute | None
-) -> None:
-    """The run's process: output to its log; steps, and the reason of a failure, into the pipe."""
-    from lossbench.training.lifeline import die_with_parent
-
-    # Ctrl-C reaches the whole process group; the driver decides what becomes of the runs.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    import torch
-
-    from lossbench.errors import UsageError
-    from lossbench.training.ranks import execute_run
-    from lossbench.training.run import describe
-
-    torch.set_num_threads(threads)
-
-    def on_step(step: int, reward_mean: float | None, length_mean: float | None) -> None:
-        try:
-            pipe.send((step, reward_mean, length_mean))
-        except BrokenPipeError:
-            raise SystemExit("the sweep that started this run is gone") from None
-
-    try:
-        (execute or execute_run)(RunSpec.model_validate_json(spec_json), Path(run_dir), on_step)
-    except Exception as error:
-        # On a full disk the log takes nothing more, and the pipe is the only way to tell.
-        pipe.send(str(error) if isinstance(error, UsageError) else describe(error))
-        traceback.print_exc()
-        sys.exit(1)
