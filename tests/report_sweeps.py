@@ -45,7 +45,7 @@ def make_sweep(folder: Path, plan: Plan | None = None) -> Path:
     runs: dict[str, Any] = {}
     for seed in range(plan.seeds):
         for arm in plan.arms:
-            run_id, labels = _labels(arm, seed)
+            run_id, labels = run_labels(arm, seed)
             runs[run_id] = {**labels, "steps_planned": plan.steps}
             write_run(folder, run_id, runs[run_id], plan)
     write_json(folder / "sweep.json", sweep_spec(plan, runs))
@@ -64,7 +64,8 @@ def sweep_spec(plan: Plan, runs: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _labels(arm: str, seed: int) -> tuple[str, dict[str, Any]]:
+def run_labels(arm: str, seed: int) -> tuple[str, dict[str, Any]]:
+    """The run's id, and what the plan says of it."""
     name, _, label = arm.partition("[")
     mode = parse_mode(name)
     run_id = f"{arm.replace('@', '.').replace('/', '-').replace(':', '-').replace('[', '-').replace(']', '')}-s{seed}"
@@ -84,7 +85,7 @@ def write_run(folder: Path, run_id: str, labels: Mapping[str, Any], plan: Plan, 
     rng = np.random.default_rng([labels["seed"], *run_id.encode()])
     rollouts = _rollouts(labels["arm"], plan, steps or plan.steps, rng)
     write_table(run_dir / "rollouts.parquet", "rollouts", _filled(columns, rollouts))
-    write_table(run_dir / "steps.parquet", "steps", _filled(columns, _steps(rollouts, rng)))
+    write_table(run_dir / "steps.parquet", "steps", _filled(columns, step_rows(rollouts, rng)))
     state = {"status": "completed" if steps is None else "running", "steps_done": steps or plan.steps, "wall_s": 60.0}
     write_json(run_dir / "run.json", {**state, "steps_planned": plan.steps, "versions": VERSIONS})
 
@@ -124,7 +125,8 @@ def _rollouts(arm: str, plan: Plan, steps: int, rng: np.random.Generator) -> dic
     return rows
 
 
-def _steps(rollouts: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+def step_rows(rollouts: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A steps table for completions with the columns step and length_tokens."""
     step = np.unique(rollouts["step"])
     n = len(step)
     tokens = np.bincount(rollouts["step"], weights=rollouts["length_tokens"])[step]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#8C510A", "#CDBB62", "#9A9A9A")
-"""Apart under normal and colour-deficient sight; neighbours differ in lightness as well."""
+PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#9A9A9A", "#8C510A", "#CDBB62", "#222222")
+"""Apart under normal and colour-deficient sight; colours that share a dash differ in lightness, for print in grey."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
@@ -88,9 +88,8 @@ def save(figure: "Figure", folder: Path, name: str) -> None:
     """Write `<name>.png` and `<name>.svg`; nothing in them depends on the time or the machine's fonts."""
     engine = figure.get_layout_engine()
     if engine is not None:
-        # Long names need room and a second pass. Two serve both files, where each would make its own.
+        # Laying out costs more than drawing: once serves both files. Long names need a little more room than it leaves.
         engine.set(w_pad=0.1)
-        engine.execute(figure)
         engine.execute(figure)
         figure.set_layout_engine("none")
     figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
