@@ -347,3 +347,36 @@ def test_the_hash_in_a_runs_name_is_of_all_that_decides_it():
     assert quick_run().run_id == quick_run().run_id
     changed = [quick_run(learning_rate=2e-4), quick_run(seeds=[1]), quick_run(policy="selfcheck-null")]
     assert len({quick_run().run_id, *(spec.run_id for spec in changed)}) == 4
+
+
+def test_slices_run_one_after_another_fill_one_folder(tmp_path, monkeypatch):
+    from lossbench.cli import _launch
+    from lossbench.cli._options import Launch
+
+    started = []
+
+    def pretend(name, wanted):
+        started.append(Pretend())
+        return started[-1]
+
+    monkeypatch.setattr("lossbench.sweep.executors.make_executor", pretend)
+    monkeypatch.setattr(_launch, "_prepare_policies", lambda runs, quiet: None)
+    recipe = quick_recipe(**FOUR)
+    for shard in ("2/2", "1/2"):
+        _launch.launch(recipe, Launch(out=tmp_path / "sweep", shard=shard, quiet=True))
+    runs = plan(recipe)
+    assert [executor.started for executor in started] == [[s.run_id for s in runs[1::2]], [s.run_id for s in runs[::2]]]
+    joined = load(tmp_path / "sweep")
+    assert joined.run_ids == [spec.run_id for spec in runs]
+    assert joined.runs["status"].tolist() == ["completed"] * 4
+
+
+@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"shard": "3/2"}, {"gpus_per_run": 64}, {"executor": "slurm"}])
+def test_a_mistake_in_how_to_run_is_told_before_anything_is_written(tmp_path, wrong):
+    from lossbench.cli._launch import launch
+    from lossbench.cli._options import Launch
+
+    with pytest.raises(UsageError) as refused:
+        launch(quick_recipe(), Launch(out=tmp_path / "sweep", quiet=True, **wrong))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "sweep").exists()

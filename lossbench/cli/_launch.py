@@ -128,25 +128,24 @@ def _run(
     from lossbench.sweep.schedule import left_to_do, outcome, run_all
 
     wanted = Resources(options.jobs, options.gpus_per_run, options.processes, recipe.device, options.address)
+    executor = make_executor(options.executor, wanted)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder, shard):
             left = left_to_do(folder, mine, retry_failed=options.retry_failed)
             check_checkpoints(folder, left)
-            executor = make_executor(options.executor, wanted)
-            try:
-                write_plan(folder, recipe, runs, options.processes, fingerprint(recipe.claims))
-                if not options.quiet:
-                    done = len(mine) - len(left)
-                    talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")
-                _prepare_policies(left, options.quiet)
-                with make_display(left, options.quiet) as display:
-                    run_all(folder, left, executor, display, fail_fast=options.fail_fast)
-            finally:
-                executor.stop()
+            write_plan(folder, recipe, runs, options.processes, fingerprint(recipe.claims))
+            if not options.quiet:
+                done = len(mine) - len(left)
+                talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")
+            _prepare_policies(left, options.quiet)
+            with make_display(left, options.quiet) as display:
+                run_all(folder, left, executor, display, fail_fast=options.fail_fast)
             result = outcome(folder, mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
+    finally:
+        executor.stop()
     if not options.quiet:
         talk(f"{result.completed} of {len(mine)} runs completed. Next: lossbench report '{folder}'")
     if result.failed or result.left:

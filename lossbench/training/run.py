@@ -13,6 +13,7 @@ import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
+from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode
 from lossbench.policies.load import LoadedPolicy, load_policy
 from lossbench.store.provenance import versions
@@ -73,7 +74,9 @@ def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one line."""
+    """An exception as one line; a mistake of the user's is worded as one already."""
+    if isinstance(error, UsageError):
+        return str(error)
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -82,8 +85,9 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     set_seed(spec.seed)
     policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
     task = as_read_by(make_task(settings.task, settings.task_params), policy.tokenizer, spec.policy)
-    writer = PartWriter(run_dir) if is_main_process() else None
-    recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step) if writer else None
+    # Every process has a recorder, for they gather their rows together; only the main one's is told of anything.
+    recorder = Recorder(PartWriter(run_dir), spec.labels(), keep_text=settings.text, on_step=on_step)
+    writer = recorder.writer if is_main_process() else None
     trainer = make_trainer(spec, run_dir, policy, task, recorder)
     found = newest_checkpoint(run_dir, spec)
     evals = _Evaluations(spec, policy, task, trainer, writer)

@@ -34,7 +34,6 @@ def work(
     os.dup2(log, 2)
     import torch
 
-    from lossbench.errors import UsageError
     from lossbench.training.ranks import execute_run
     from lossbench.training.run import describe
 
@@ -50,6 +49,6 @@ def work(
         (execute or execute_run)(RunSpec.model_validate_json(spec_json), Path(run_dir), on_step)
     except Exception as error:
         # On a full disk the log takes nothing more, and the pipe is the only way to tell.
-        pipe.send(str(error) if isinstance(error, UsageError) else describe(error))
+        pipe.send(describe(error))
         traceback.print_exc()
         sys.exit(1)

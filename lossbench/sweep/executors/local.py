@@ -3,12 +3,15 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 
 from lossbench.sweep.executors.base import Ended, Progress
 from lossbench.training.spec import RunSpec
@@ -56,7 +59,8 @@ class LocalExecutor:
         arguments = (spec.model_dump_json(), str(run_dir), theirs, slot, self.threads, self._execute)
         _start_server()
         process = self._context.Process(target=work, args=arguments, name=spec.run_id)
-        process.start()
+        with _main_hidden():
+            process.start()
         theirs.close()
         self._free.pop()
         self._going[spec.run_id] = _Going(process, ours, slot)
@@ -106,6 +110,17 @@ def _start_server() -> None:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep a new process from importing the program that runs the sweep, of which a run needs nothing."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _reason(exit_code: int | None) -> str | None:
