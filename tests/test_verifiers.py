@@ -78,13 +78,14 @@ def test_nested_braces_stay_whole_and_an_unclosed_box_is_no_answer():
     assert marked_answer("the answer is 4", phrases=True) == "4"
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12))
 def test_a_number_is_read_back_however_it_is_written(value):
     for text in (str(value), f"{value:,}", f"{value}.00", f"so it is {value}, I think."):
         assert last_number(text) == value
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=80), st.text(max_size=20))
 def test_no_text_raises(completion, answer):
     for name in ("numeric", "exact", "choice"):

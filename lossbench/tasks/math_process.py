@@ -1,12 +1,13 @@
 """The `math` verifier's worker: math-verify in a process of its own, so that no expression can hang or crash a run.
 
-Run as a module it is the worker: a line of JSON `[completion, answer]` in, a line of JSON `{"correct": bool}` or
-`{"error": str}` out.
+Run as a module it is the worker: a line of JSON `[completion, answer, limit_s]` in, a line of JSON `{"correct": bool}`
+or `{"error": str}` out. The limit is processor time, so that verdicts do not depend on how busy the machine is.
 """
 
 import importlib.util
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -16,18 +17,19 @@ from typing import IO
 from lossbench.errors import UsageError
 
 LIMIT_S = 5.0
-START_LIMIT_S = 120.0  # importing sympy on a busy machine
+WALL_LIMIT_S = 300.0  # a backstop: for the start, and for a worker that waits instead of computing
 _READY = "ready"
 
 
 class MathTimeLimit(RuntimeError):
-    """The worker did not answer within its time limit."""
+    """The worker gave no verdict within its time limit."""
 
 
 class MathProcess:
-    """Asks a worker process; ends it and starts another when it exceeds `limit_s` seconds on one completion."""
+    """Asks a worker process; ends it and starts another when one completion takes more than `limit_s`."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
+        """`limit_s`: seconds of processor time per completion. Raises UsageError where math-verify is missing."""
         if importlib.util.find_spec("math_verify") is None:
             raise UsageError("verifier 'math' needs math-verify: pip install 'lossbench[math]'")
         self.limit_s = limit_s
@@ -41,9 +43,9 @@ class MathProcess:
         """
         worker = self._running_worker()
         assert worker.stdin is not None
-        worker.stdin.write(json.dumps([completion, answer]) + "\n")
+        worker.stdin.write(json.dumps([completion, answer, self.limit_s]) + "\n")
         worker.stdin.flush()
-        reply = json.loads(self._reply(self.limit_s))
+        reply = json.loads(self._reply())
         if "error" in reply:
             raise RuntimeError(reply["error"])
         return reply["correct"]
@@ -63,25 +65,31 @@ class MathProcess:
         assert self._worker.stdout is not None
         threading.Thread(target=_forward, args=(self._worker.stdout, self._replies), daemon=True).start()
         weakref.finalize(self, self._worker.kill)
-        self._reply(START_LIMIT_S)
+        self._reply()
         return self._worker
 
-    def _reply(self, limit_s: float) -> str:
+    def _reply(self) -> str:
         try:
-            line = self._replies.get(timeout=limit_s)
+            line = self._replies.get(timeout=WALL_LIMIT_S)
         except queue.Empty:
             self._end()
-            raise MathTimeLimit(f"no verdict within {limit_s:g} s") from None
-        if not line:
-            self._end()
-            raise RuntimeError("the math worker ended unexpectedly")
-        return line
+            raise MathTimeLimit(f"no verdict within {WALL_LIMIT_S:g} s of wall-clock time") from None
+        if line:
+            return line
+        if self._end() == -signal.SIGPROF:
+            raise MathTimeLimit(f"no verdict within {self.limit_s:g} s")
+        raise RuntimeError("the math worker ended unexpectedly")
 
-    def _end(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker.wait()
-            self._worker = None
+    def _end(self) -> int | None:
+        """End the worker; its exit status, negative where a signal ended it."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return None
+        try:
+            return worker.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            return worker.wait()
 
 
 def _forward(stream: IO[str], replies: "queue.SimpleQueue[str]") -> None:
@@ -94,16 +102,20 @@ def _serve() -> None:
     # math-verify's own limits use signals that do nothing here: the parent process keeps the time.
     from math_verify import parse, verify
 
-    verify(parse("$1$", parsing_timeout=0), parse("$1$", parsing_timeout=0), timeout_seconds=0)  # imports sympy's parsers
+    sample = parse(r"$\frac{x^2}{2}$", parsing_timeout=0)  # builds the parsers, which takes longer than any one answer
+    verify(sample, parse("$(x+1)^2$", parsing_timeout=0), timeout_seconds=0)
     print(_READY, flush=True)
     for line in sys.stdin:
-        completion, answer = json.loads(line)
+        completion, answer, limit_s = json.loads(line)
+        # Left to its default action, the signal ends even a computation deep in C that no exception could interrupt.
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
             gold = parse(answer if "$" in answer or "\\" in answer else f"${answer}$", parsing_timeout=0)
             said = parse(completion, parsing_timeout=0)
             reply = {"correct": bool(gold and said and verify(gold, said, timeout_seconds=0))}
         except Exception as error:  # whatever sympy raises belongs to this one completion
             reply = {"error": f"{type(error).__name__}: {error}"}
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), flush=True)
 
 
