@@ -23,7 +23,9 @@ def loaded_after(*arguments):
     return result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["sweep", "--help"], ["report", "--help"], ["recipes"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["sweep", "--help"], ["report", "--help"], ["recipes"]]
+)
 def test_help_loads_nothing_heavy(arguments):
     assert loaded_after(*arguments) == "[]"
 

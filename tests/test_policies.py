@@ -92,7 +92,7 @@ def test_the_tokenizer_is_one_token_per_character_and_reads_back():
 
 def test_warm_start_text_has_the_stated_frequencies():
     # 4,000 completions; three binomial standard errors: 3 * sqrt(.25 * .75 / 4000) = .021, and for the check tokens
-    # about 60,000 of them, 3 * sqrt(.05 * .95 / 60000) = .0027. Mean number of checks: sum over k=1..60 of .94^k = 15.28.
+    # about 60,000 of them, 3 * sqrt(.05 * .95 / 60000) = .0027. Mean number of checks: sum of .94^k, k=1..60, = 15.28.
     policy, rng = TinyPolicy(), random.Random(0)
     texts = [write_completion(policy, phases(policy)[-1], 7, 8, rng) for _ in range(4000)]
     right = [text[:2] == "51" for text in texts]

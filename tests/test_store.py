@@ -15,8 +15,8 @@ from lossbench.store.write import PartWriter, as_arrow, write_json, write_table
 def make_sweep(folder, runs=("a", "b")):
     folder.mkdir(parents=True)
     planned = {
-        run: {"arm": run, "mode": run, "loss_type": "grpo", "agg_mode": "token-mean", "scale_rewards": "group", "seed": 0,
-              "policy": "selfcheck", "policy_seed": 0, "steps_planned": 2}
+        run: {"arm": run, "mode": run, "loss_type": "grpo", "agg_mode": "token-mean", "scale_rewards": "group",
+              "seed": 0, "policy": "selfcheck", "policy_seed": 0, "steps_planned": 2}
         for run in runs
     }  # fmt: skip
     write_json(folder / "sweep.json", {"runs": planned})

@@ -109,7 +109,11 @@ def test_evaluation_brackets_the_run_with_the_same_draws_for_all_modes(folder):
 
 
 def digests(folder):
-    return {str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in folder.rglob("*.*") if p.is_file()}
+    return {
+        str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns)
+        for p in folder.rglob("*.*")
+        if p.is_file()
+    }
 
 
 def test_the_same_command_again_changes_nothing(folder):
