@@ -147,7 +147,8 @@ def test_the_command_writes_what_it_prints_and_reads_its_projections_again(polic
     assert {row["mode"] for row in found["drifts"]} == {"grpo", "dr_grpo", "grpo@length-power:0/group"}
     # GRPO's weights are length-power's at 0 up to the horizon
     of = {(row["mode"], row["direction"], row["metric"], row["match"]): row["drift"] for row in found["drifts"]}
-    assert of["grpo", "all", "plain", "row-weight"] == pytest.approx(of["grpo@length-power:0/group", "all", "plain", "row-weight"])
+    by_power = of["grpo@length-power:0/group", "all", "plain", "row-weight"]
+    assert of["grpo", "all", "plain", "row-weight"] == pytest.approx(by_power)
     written = {file.name for file in (out / "probe").iterdir()}
     assert {"drift.csv", "probe.json", "drift.png", "drift.svg", "dose_response.png"} <= written
     (kept,) = (out / "probe").glob("*.parquet")

@@ -43,7 +43,9 @@ def test_drift_agrees_with_the_closed_form(probe, agg_mode, direction):
     assert np.sign(expected) == (1 if direction == "incorrect" else -1) * (-1 if agg_mode[-3:] in ("1.5", "r:2") else 1)
 
 
-@pytest.mark.parametrize("mode", ["grpo@token-mean/none", "grpo@prompt-mean/none", "grpo@delta-l:1/none", "grpo", "dapo"])
+@pytest.mark.parametrize(
+    "mode", ["grpo@token-mean/none", "grpo@prompt-mean/none", "grpo@delta-l:1/none", "grpo", "dapo"]
+)
 def test_drift_agrees_with_a_long_simulation_where_the_weight_looks_at_other_rows(probe, mode):
     expected, error_expected = simulated_drift(parse_mode(mode), windows=1000)
     found = DriftTable(probe).drift(parse_mode(mode), "incorrect", "plain", "row-weight")
@@ -73,7 +75,7 @@ def simulated_drift(mode, windows: int) -> tuple[float, float]:
 
 
 def test_the_interval_covers_the_closed_form_as_often_as_it_says():
-    """400 probes of 40 pairs of 32 completions, projections by the formulas of the hazard policy, direction estimated."""
+    """400 probes of 40 pairs of 32 completions; projections by the hazard policy's formulas, directions estimated."""
     repetitions, pairs = 400, 40
     rng = np.random.default_rng(5)
     correct, lengths = draw(rng, POLICY, (repetitions, pairs, 2, ROWS))

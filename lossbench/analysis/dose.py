@@ -1,7 +1,8 @@
-"""What a probe says beyond the drift of each mode: dose-response, mechanism figures, and what a training run could show."""
+"""What a probe says beyond each mode's drift: dose-response, mechanism figures, what a training run could show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -59,7 +60,8 @@ def dose_response(
     ]
     return DoseResponse(
         direction, metric, match, points,
-        zero_crossing(ordered, [drift.drift for drift in drifts]), zero_crossing(ordered, [drift.raw for drift in drifts]),
+        zero_crossing(ordered, [drift.drift for drift in drifts]),
+        zero_crossing(ordered, [drift.raw for drift in drifts]),
     )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def branch_model(probe: Projections, alpha: float, direction: str = "incorrect")
 def zero_crossing(x: Sequence[float], y: Sequence[float | None]) -> float | None:
     """First x at which the broken line through the points crosses or touches 0; None where it does not."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         if y0 == 0:
             return x0
         if y0 * y1 < 0:
@@ -98,7 +100,7 @@ def zero_crossing(x: Sequence[float], y: Sequence[float | None]) -> float | None
 
 @dataclass(frozen=True)
 class LengthFacts:
-    """Lengths of one class of the probed completions: count, mean (tokens), coefficient of variation, Jensen gap (K2)."""
+    """Lengths of one class of completions: count, mean (tokens), variation coefficient, Jensen gap (K2, 1/tokens)."""
 
     direction: str
     completions: int
@@ -119,16 +121,15 @@ def length_facts(probe: Projections) -> list[LengthFacts]:
             continue
         mean = float(values.mean())
         gap = jensen_gap(values)
-        rows.append(
-            LengthFacts(name, len(values), mean, float(values.std() / mean) if mean else None, None if np.isnan(gap) else gap)
-        )
+        cv = float(values.std() / mean) if mean else None
+        rows.append(LengthFacts(name, len(values), mean, cv, None if np.isnan(gap) else gap))
     return rows
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Means over the windows: elasticity of a token's weight in its row's length, among incorrect rows and all (K1), and
-    the sign-length imbalance sum w L A / sum w L |A| (K3)."""  # fmt: skip
+    """Means over the windows: elasticity of a token's weight in its row's length, among incorrect rows and among all
+    (K1), and the sign-length imbalance sum w L A / sum w L |A| (K3)."""  # fmt: skip
 
     mode: str
     elasticity_incorrect: float | None
@@ -196,10 +197,9 @@ def forecast(
         return Forecast(mode.name, direction, steps, rows_per_step, learning_rate, *(None,) * 3, seeds, None, None)
     own_rows = np.mean([len(window.lengths_N) for window in table.probe.windows])
     change = learning_rate * steps * float((rows_per_step / own_rows) ** 0.5 * found.values_P.mean())
-    base_scale = 1.0
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction], ddof=1)
-        for one, factor in ((mode, found.scale), (base, base_scale))
+        for one, factor in ((mode, found.scale), (base, 1.0))
     ]
     noise = learning_rate * steps**0.5 * float(np.hypot(*spread))
     d_z = change / noise if noise > 0 else None

@@ -1,28 +1,31 @@
 """From the projections of a probe to the drift of length per mode.
 
-On-policy the gradient of every clip-type surrogate is sum_i w_i A_i grad log pi(o_i), so a mode's predicted change of a
-length, per unit of step, is sum_i w_i A_i s_i over the completions' projections s_i on that length's gradient. Part of it
-is legitimate and shared by all modes: where reward and length go together, learning moves the length. What the row
-weights add is the difference from `seq-mean-token-sum` under the same advantages, once the two are of one size: either
-of equal mean row weight, so that the shared part cancels, or of equal gradient norm, which is what an optimizer that
-normalises sees. The factor is one number per mode for the whole probe: per batch it would hide the bias of token-mean.
+On-policy the gradient of every clip-type surrogate is sum_i w_i A_i grad log pi(o_i), so a mode's predicted change of
+a length, per unit of step, is sum_i w_i A_i s_i over the completions' projections s_i on that length's gradient. Part
+of it is legitimate and shared by all modes: where reward and length go together, learning moves the length. What the
+row weights add is the difference from `seq-mean-token-sum` under the same advantages, once the two are of one size:
+either of equal mean row weight, so that the shared part cancels, or of equal gradient norm, which is what an optimizer
+that normalises sees. The factor is one number per mode for the whole probe: per batch it would hide token-mean's bias.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from scipy import stats as scipy_stats
 
-from lossbench.analysis.stats import Interval, t_interval
-from lossbench.errors import UsageError
+from lossbench.analysis.projections import Projections, Window, projections_of, read_projections
+from lossbench.analysis.stats import t_interval
 from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import Mode, make_mode
+
+__all__ = [
+    "BASELINE", "LENGTHS", "MATCHES", "Drift", "DriftTable", "Match", "ModeSums", "PairDrift", "Projections", "Window",
+    "matched_difference", "mode_sums", "projections_of", "read_projections", "summarise",
+]  # fmt: skip
 
 Match = Literal["row-weight", "gradient-norm"]
 MATCHES: tuple[Match, ...] = get_args(Match)
@@ -32,97 +35,11 @@ _ZERO = 1e-9
 
 
 @dataclass(frozen=True)
-class Window:
-    """The completions of one batch, as one optimizer step would see them; arrays (N,).
-
-    `projections` maps (metric, direction) to (N,) numbers; a direction that the other batch did not have is absent.
-    """
-
-    pair: int
-    half: int
-    lengths_N: np.ndarray
-    groups_N: np.ndarray
-    rewards_N: np.ndarray
-    correct_N: np.ndarray
-    terminated_N: np.ndarray
-    projections: dict[tuple[str, str], np.ndarray]
-
-
-@dataclass
-class Projections:
-    """A probe of one frozen policy at one training step: windows in order of pair and half."""
-
-    policy: str
-    step: int
-    windows: list[Window]
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def horizon(self) -> float:
-        """The constant H of the sum-norm modes, in tokens; it cancels from every matched figure."""
-        return float(self.facts.get("horizon") or max(float(w.lengths_N.max(initial=1)) for w in self.windows))
-
-    @cached_property
-    def metrics(self) -> list[str]:
-        """The metrics that the probe has."""
-        return list(dict.fromkeys(metric for w in self.windows for metric, _ in w.projections))
-
-    def pool(self, name: str) -> np.ndarray:
-        """One column of all windows, end to end: "lengths_N", "correct_N", ..."""
-        return np.concatenate([getattr(w, name) for w in self.windows])
-
-
-def read_projections(path: Path) -> list[Projections]:
-    """The probes in a file of table `probe`, by policy and step. Raises UsageError where the file is not one."""
-    from lossbench.store.table_file import read_facts, read_table
-
-    table = read_table(path, "probe")
-    if not table.num_rows:
-        raise UsageError(f"{path}: holds no completion")
-    return projections_of(table.to_pandas(), read_facts(path))
-
-
-def projections_of(frame: Any, facts: dict[str, Any] | None = None) -> list[Projections]:
-    """The probes in a data frame with the columns of table `probe`."""
-    # Plain arrays of our own: slices of a data frame are slow, and what arrow hands over cannot be written to.
-    columns = {name: frame[name].to_numpy(copy=True) for name in ("pair", "half", *_COLUMNS)}
-    blocks = list(zip(frame["metric"].astype(str), frame["direction"].astype(str), strict=True))
-    names = list(dict.fromkeys(blocks))
-    place = {name: i for i, name in enumerate(names)}
-    columns["block"] = np.array([place[block] for block in blocks])
-    probes = []
-    for (policy, step), rows in frame.groupby(["policy", "step"], sort=False, observed=True).indices.items():
-        part = {name: column[rows] for name, column in columns.items()}
-        batch = part["pair"] * 2 + part["half"]
-        windows = [_window({n: c[batch == number] for n, c in part.items()}, names) for number in np.unique(batch)]
-        probes.append(Projections(str(policy), int(step), windows, facts or {}))
-    return probes
-
-
-_COLUMNS = ("length_tokens", "group", "reward", "correct", "terminated", "projection")
-
-
-def _window(rows: dict[str, np.ndarray], names: list[tuple[str, str]]) -> Window:
-    first = rows["block"] == rows["block"][0]
-    projections = {names[i]: rows["projection"][rows["block"] == i].astype(float) for i in np.unique(rows["block"])}
-    return Window(
-        int(rows["pair"][0]),
-        int(rows["half"][0]),
-        rows["length_tokens"][first].astype(np.int64),
-        rows["group"][first].astype(np.int64),
-        rows["reward"][first].astype(float),
-        rows["correct"][first].astype(bool),
-        rows["terminated"][first],
-        {name: values for name, values in projections.items() if not np.isnan(values).any()},
-    )
-
-
-@dataclass(frozen=True)
 class ModeSums:
     """What a mode's gradient is in each window: arrays (W,).
 
-    `sizes_W` mean row weight sum_i w_i / N; `along` maps (metric, direction) to sum_i w_i A_i s_i (NaN where there is no
-    such direction), directions "random" excluded; `norms` maps a metric to the estimated squared gradient norm.
+    `sizes_W` mean row weight sum_i w_i / N; `along` maps (metric, direction of length) to sum_i w_i A_i s_i (NaN where
+    there is no such direction); `norms` maps a metric to the squared gradient norm, estimated by random directions.
     """
 
     mode: Mode
@@ -137,12 +54,14 @@ def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
     for window in probe.windows:
         weights_N = _weights(window, mode, probe.horizon, micro_batch_rows)
         advantages_N = advantages(
-            torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N), mode.scale_rewards  # type: ignore[arg-type]
+            torch.from_numpy(window.rewards_N),
+            torch.from_numpy(window.groups_N),
+            mode.scale_rewards,  # type: ignore[arg-type]
         ).numpy()
         sizes.append(weights_N.mean())
         pulls.append(weights_N * advantages_N)
     along = {
-        (metric, name): np.array([_dot(window, pull, metric, name) for window, pull in zip(probe.windows, pulls, strict=True)])
+        (metric, name): np.array([_dot(w, pull, metric, name) for w, pull in zip(probe.windows, pulls, strict=True)])
         for metric in probe.metrics
         for name in LENGTHS
     }
@@ -240,7 +159,7 @@ class DriftTable:
         return self._sums[key]
 
     def per_pair(self, mode: Mode, direction: str, metric: str, match: Match) -> PairDrift:
-        """The matched difference of each pair that has the direction. Raises KeyError for a metric that was not probed."""
+        """The matched difference of each pair that has the direction. Raises KeyError for a metric not probed."""
         own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.scale_rewards))
         sizes = (own.sizes_W, base.sizes_W) if match == "row-weight" else (own.norms[metric], base.norms[metric])
         columns = [own.along[metric, direction], base.along[metric, direction], *sizes]
@@ -252,7 +171,8 @@ class DriftTable:
         ]
         mode_P, base_P, mode_size_P, base_size_P = np.array(per_pair).reshape(-1, 4).T
         if not len(mode_P) or not mode_size_P.mean() > 0:
-            return PairDrift(np.zeros(0), np.zeros(0), float("nan"), False)
+            # No pair, or weights or gradients that all vanish: then there is no scale, and no drift either.
+            return PairDrift(np.zeros_like(mode_P), np.zeros_like(mode_P), float("nan"), True)
         scale, values_P = matched_difference(
             mode_P, base_P, mode_size_P, base_size_P, 1.0 if match == "row-weight" else 0.5
         )
@@ -262,12 +182,12 @@ class DriftTable:
     def drift(self, mode: Mode, direction: str, metric: str, match: Match) -> Drift:
         """One row of the table."""
         found = self.per_pair(mode, direction, metric, match)
-        summary = summarise(found.values_P)
+        mean, low, high, t, median, sign_p = summarise(found.values_P)
         raw = t_interval(found.raw_P)
-        note = self._note(found, direction)
         return Drift(
-            mode.name, direction, metric, match, *summary, len(found.values_P), *map(_known, (raw.estimate, raw.low, raw.high)),
-            _known(found.scale), note,
+            mode=mode.name, direction=direction, metric=metric, match=match, drift=mean, low=low, high=high, t=t,
+            median=median, sign_p=sign_p, pairs=len(found.values_P), raw=_known(raw.estimate), raw_low=_known(raw.low),
+            raw_high=_known(raw.high), scale=_known(found.scale), note=self._note(found, direction),
         )  # fmt: skip
 
     def rows(
@@ -305,24 +225,29 @@ def _members(probe: Projections, direction: str) -> int:
     return int((correct if direction == "correct" else ~correct).sum())
 
 
-def summarise(values_P: np.ndarray) -> tuple[float | None, ...]:
-    """(mean, low, high, t, median, sign-test p) of values (P,); None where it is not defined."""
-    interval: Interval = t_interval(values_P)
+class Summary(NamedTuple):
+    """Mean with its 95 % t interval, t, median and two-sided sign-test p; None where one is not defined."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    t: float | None
+    median: float | None
+    sign_p: float | None
+
+
+def summarise(values_P: np.ndarray) -> Summary:
+    """The summary of one value per pair (P,)."""
     if not len(values_P):
-        return (None,) * 6
+        return Summary(None, None, None, None, None, None)
+    interval = t_interval(values_P)
     spread = float(values_P.std(ddof=1)) if len(values_P) > 1 else 0.0
     t = interval.estimate / (spread / len(values_P) ** 0.5) if spread > 0 else None
     above, below = int((values_P > 0).sum()), int((values_P < 0).sum())
     sign_p = float(scipy_stats.binomtest(above, above + below).pvalue) if above + below else None
-    return _known(interval.estimate), _known(interval.low), _known(interval.high), t, float(np.median(values_P)), sign_p
+    median = float(np.median(values_P))
+    return Summary(_known(interval.estimate), _known(interval.low), _known(interval.high), t, median, sign_p)
 
 
 def _known(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def as_records(rows: Iterable[Any]) -> list[dict[str, Any]]:
-    """Dataclass rows as plain records."""
-    return [asdict(row) for row in rows]
-
-

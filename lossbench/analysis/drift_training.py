@@ -10,9 +10,9 @@ import numpy as np
 from scipy import stats as scipy_stats
 
 from lossbench.analysis.dose import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
-from lossbench.analysis.drift import Drift, DriftTable, Projections, projections_of, read_projections, summarise
-from lossbench.analysis.length import run_metrics
-from lossbench.analysis.stats import Interval, sign_flip_p
+from lossbench.analysis.drift import Drift, DriftTable, Projections, projections_of, read_projections
+from lossbench.analysis.length import records, run_metrics
+from lossbench.analysis.stats import Interval, sign_flip_p, t_interval
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.store.read import Sweep, load
@@ -47,7 +47,7 @@ class OrderCheck:
     """Two modes of equal scale_rewards: does the order of their drifts agree with that of their late lengths?
 
     Differences are a minus b: `drift` in tokens per unit of step with its 95 % interval, `realised_tokens` with the
-    exact paired p. `verdict`: "agree", "disagree", "only the drift differs", "only the lengths differ", "neither differs".
+    exact paired p. The verdict compares orders only where both differ.
     """
 
     mode_a: str
@@ -63,8 +63,8 @@ def rank_agreement(predicted: Sequence[float], realised: Sequence[float]) -> Agr
     count = len(predicted)
     if count < 2 or np.ptp(predicted) == 0 or np.ptp(realised) == 0:
         return Agreement(count, Interval(np.nan, np.nan, np.nan))
-    rho = float(scipy_stats.spearmanr(predicted, realised).statistic)
-    if count < _FEWEST_FOR_INTERVAL or abs(rho) >= 1:
+    rho = float(np.corrcoef(scipy_stats.rankdata(predicted), scipy_stats.rankdata(realised))[0, 1])
+    if count < _FEWEST_FOR_INTERVAL or abs(rho) >= 1 - 1e-12:
         return Agreement(count, Interval(rho, np.nan, np.nan))
     half = scipy_stats.norm.ppf(0.975) * ((1 + rho**2 / 2) / (count - 3)) ** 0.5
     low, high = np.tanh(np.arctanh(rho) + np.array([-half, half]))
@@ -79,23 +79,23 @@ def trained_drifts(sweep: Sweep, direction: str = "incorrect") -> list[TrainedDr
     """
     shared = sweep.spec.get("shared", {})
     found: list[TrainedDrift] = []
-    for run in sweep.runs.itertuples():
-        table = sweep.run_table(run.run_id, "probe")
+    for run in records(sweep.runs):
+        table = sweep.run_table(run["run_id"], "probe")
         if not table.num_rows:
             continue
-        steps = sweep.run_table(run.run_id, "steps", ["step", f"length_{direction}"]).to_pandas()
+        steps = sweep.run_table(run["run_id"], "steps", ["step", f"length_{direction}"]).to_pandas()
         probes = sorted(projections_of(table.to_pandas()), key=lambda probe: probe.step)
         ends = [probe.step for probe in probes[1:]] + [int(steps["step"].max()) if len(steps) else 0]
         for probe, end in zip(probes, ends, strict=True):
             realised = _trend(steps, f"length_{direction}", probe.step, end)
             predicted = _predicted(probe, parse_mode(_triple(run)), direction, shared, end - probe.step)
             if realised is not None and predicted is not None:
-                found.append(TrainedDrift(run.run_id, run.arm, probe.step, end, predicted, realised))
+                found.append(TrainedDrift(run["run_id"], run["arm"], probe.step, end, predicted, realised))
     return found
 
 
-def _triple(run: Any) -> str:
-    return f"{run.loss_type}@{run.agg_mode}/{run.scale_rewards}"
+def _triple(run: Mapping[str, Any]) -> str:
+    return f"{run['loss_type']}@{run['agg_mode']}/{run['scale_rewards']}"
 
 
 def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
@@ -128,11 +128,11 @@ def run_totals(points: Sequence[TrainedDrift]) -> dict[str, tuple[float, float]]
 
 def late_lengths(sweep: Sweep) -> dict[str, dict[int, float]]:
     """mode to seed to `late_length_incorrect` of its completed runs; arms with a policy of their own are left out."""
-    metrics = run_metrics(sweep)
-    metrics = metrics[(metrics["status"] == "completed") & (metrics["arm"] == metrics["mode"])]
     found: dict[str, dict[int, float]] = {}
-    for run in metrics.dropna(subset=["late_length_incorrect"]).itertuples():
-        found.setdefault(str(run.mode), {})[int(run.seed)] = float(run.late_length_incorrect)
+    for run in records(run_metrics(sweep)):
+        length = float(run["late_length_incorrect"])
+        if run["status"] == "completed" and run["arm"] == run["mode"] and not np.isnan(length):
+            found.setdefault(str(run["mode"]), {})[int(run["seed"])] = length
     return found
 
 
@@ -148,8 +148,7 @@ def order_checks(
             continue
         values_P = _between(table, a, b, metric)
         differences = np.array([lengths[a.name][seed] - lengths[b.name][seed] for seed in seeds])
-        low, high = (np.nan if bound is None else bound for bound in summarise(values_P)[1:3])
-        drift = Interval(float(values_P.mean()) if len(values_P) else np.nan, float(low), float(high))
+        drift = t_interval(values_P)
         p = float(sign_flip_p(differences))
         realised = float(differences.mean())
         checks.append(OrderCheck(a.name, b.name, drift, realised, p, _verdict(drift, realised, p < alpha)))
@@ -175,8 +174,8 @@ class ProbeSection:
     """What a report shows of a sweep's probes: plain rows and numbers, no model and no file.
 
     From the frozen probe named `name` (the sweep's `probe/` folder): `lengths`, `drifts` of the sweep's modes,
-    `mechanism`, `dose` (incorrect and correct, plain metric) and `orders` against the realised late lengths. From probes
-    along the runs: `trained`, and `agreement` over runs. Empty lists and None where there is no such probe.
+    `mechanism`, `dose` (incorrect and correct, the first metric) and `orders` against the realised late lengths. From
+    probes along the runs: `trained`, and `agreement` over runs. Empty lists and None where there is no such probe.
     """
 
     name: str | None
@@ -209,7 +208,7 @@ def probe_section(sweep_dir: Path) -> ProbeSection | None:
         return ProbeSection(None, None, 0, 0, [], [], [], [], [], trained, agreement, problems)
     name, probe = frozen[0]
     table = DriftTable(probe)
-    modes = [parse_mode(text) for text in dict.fromkeys(_triple(run) for run in sweep.runs.itertuples())]
+    modes = [parse_mode(text) for text in dict.fromkeys(_triple(run) for run in records(sweep.runs))]
     metric = probe.metrics[0]
     return ProbeSection(
         name, probe.policy, len({w.pair for w in probe.windows}), len(probe.pool("lengths_N")), length_facts(probe),

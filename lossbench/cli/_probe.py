@@ -1,22 +1,20 @@
 """What `lossbench probe` does once its options are read: policies to probe, files to write, tables to print."""
 
-import json
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lossbench.cli._shared import print_table, talk
+from lossbench.cli._probe_output import Result, print_results, write
+from lossbench.cli._shared import talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
     from lossbench.analysis.drift import Projections
     from lossbench.loss.modes import Mode
     from lossbench.training.probe_run import ProbeJob
-
-_TABLE = ["mode", "length", "drift", "ci_low", "ci_high", "t", "adam_drift", "adam_t", "raw", "note"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,8 @@ def run(request: ProbeRequest) -> None:
         probes = read_projections(path)
     results = [_analyse(probe, modes, alphas, training, request) for probe in probes]
     if out is not None:
-        _write(out, results, say)
-    _print(results, request.format, say)
+        write(out, results, say)
+    print_results(results, request.format, say)
 
 
 def _modes(text: str) -> "list[Mode]":
@@ -128,8 +126,6 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
     )  # fmt: skip
     if request.checkpoints is None:
         return [job]
-    from dataclasses import replace
-
     label = request.checkpoints.resolve().name
     return [
         replace(job, policy=str(folder), policy_seed=None, label=label, step=step)
@@ -199,118 +195,17 @@ def _cores() -> int:
     return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-@dataclass(frozen=True)
-class _Result:
-    """All that is said of one probed policy, as plain records."""
-
-    policy: str
-    step: int
-    pairs: int
-    completions: int
-    lengths: list[dict[str, Any]]
-    drifts: list[Any]
-    doses: list[Any]
-    mechanism: list[dict[str, Any]]
-    forecasts: list[dict[str, Any]]
-
-
 def _analyse(
     probe: "Projections", modes: "list[Mode]", alphas: list[float], training: dict[str, Any], request: ProbeRequest
-) -> _Result:
+) -> Result:
     from lossbench.analysis.dose import dose_response, forecast, length_facts, mechanism
     from lossbench.analysis.drift import DriftTable
 
     table = DriftTable(probe, request.micro_batch_rows)
-    return _Result(
+    return Result(
         probe.policy, probe.step, len({window.pair for window in probe.windows}), len(probe.pool("lengths_N")),
         [asdict(row) for row in length_facts(probe)], table.rows(modes),
         [dose_response(table, name, metric, alphas) for name in ("incorrect", "correct") for metric in probe.metrics],
         [asdict(mechanism(probe, mode)) for mode in modes],
         [asdict(forecast(table, mode, **training)) for mode in modes] if "adam" in probe.metrics else [],
     )  # fmt: skip
-
-
-def _write(out: Path, results: list[_Result], say: Callable[[str], None]) -> None:
-    """CSV and JSON of all results, figures of the last policy probed."""
-    import pandas as pd
-
-    from lossbench.report.probe_figures import dose_figure, drift_figure
-    from lossbench.report.style import look, save
-
-    folder = out / "probe"
-    folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame([_record(result, row) for result in results for row in result.drifts]).to_csv(folder / "drift.csv", index=False)
-    (folder / "probe.json").write_text(json.dumps([_plain(result) for result in results], indent=2, allow_nan=False) + "\n")
-    last = results[-1]
-    metric = last.drifts[0].metric
-    with look():
-        save(drift_figure(last.drifts, metric), folder, "drift")
-        save(dose_figure([dose for dose in last.doses if dose.metric == metric]), folder, "dose_response")
-    say(f"wrote {folder}/drift.csv, probe.json, drift.png, dose_response.png (and .svg)")
-
-
-def _record(result: _Result, row: Any) -> dict[str, Any]:
-    return {"policy": result.policy, "step": result.step, **asdict(row)}
-
-
-def _plain(result: _Result) -> dict[str, Any]:
-    return asdict(result)
-
-
-def _print(results: list[_Result], format: str, say: Callable[[str], None]) -> None:
-    """JSON: everything. CSV: every drift. Table and Markdown: the drifts at equal row weight, then the dose-response."""
-    if format == "json":
-        print(json.dumps([_plain(result) for result in results], indent=2, allow_nan=False))
-        return
-    if format == "csv":
-        print_table([_record(result, row) for result in results for row in result.drifts], None, format)
-        return
-    for result in results:
-        say(_headline(result))
-        print_table(_table_rows(result), _TABLE, format)
-        print_table(_dose_rows(result), None, format)
-        for line in _forecast_lines(result):
-            say(line)
-
-
-def _headline(result: _Result) -> str:
-    shares = ", ".join(f"{row['direction']} {row['completions']} (mean {row['length_mean']:.1f} tokens)"
-                       for row in result.lengths[:2] if row["completions"])  # fmt: skip
-    return f"{result.policy}, step {result.step}: {result.pairs} pairs, {result.completions} completions: {shares}"
-
-
-def _table_rows(result: _Result) -> list[dict[str, Any]]:
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for drift in (row for row in result.drifts if row.match == "row-weight"):
-        row = rows.setdefault((drift.mode, drift.direction), {"mode": drift.mode, "length": drift.direction})
-        if drift.metric == "adam":
-            row |= {"adam_drift": drift.drift, "adam_t": drift.t}
-        else:
-            row |= {"drift": drift.drift, "ci_low": drift.low, "ci_high": drift.high, "t": drift.t, "raw": drift.raw}
-        row["note"] = drift.note
-    return list(rows.values())
-
-
-def _dose_rows(result: _Result) -> list[dict[str, Any]]:
-    rows: dict[float, dict[str, Any]] = {}
-    for dose in result.doses:
-        if dose.metric != result.doses[0].metric:
-            continue
-        for point in dose.points:
-            row = rows.setdefault(point.alpha, {"alpha": point.alpha})
-            row |= {dose.direction: point.drift.drift, f"{dose.direction}_t": point.drift.t,
-                    f"{dose.direction}_theory": point.theory}  # fmt: skip
-    return list(rows.values())
-
-
-def _forecast_lines(result: _Result) -> list[str]:
-    lines = []
-    for row in result.forecasts:
-        if row["change_tokens"] is None or not row["d_z"]:
-            continue
-        lines.append(
-            f"{row['mode']}: a run of {row['steps']} steps x {row['rows_per_step']} completions would move incorrect "
-            f"length by {row['change_tokens']:+.1f} tokens against seq-mean-token-sum, noise between runs "
-            f"{row['noise_tokens']:.1f}; power with {row['seeds']} seeds {row['power']:.2f}"
-        )
-    return lines

@@ -107,8 +107,9 @@ class Prober:
         columns: dict[str, list[Any]] = {}
         for half in (0, 1):
             names, directions = self._directions(batches[1 - half], records[1 - half], 2 * number + half)
-            projections = records[half].projections(directions, self._scales) if directions else np.zeros(0)
-            for name, values in self._columns(batches[half], names, np.asarray(projections), number, half, step).items():
+            projections = records[half].projections(directions, self._scales)
+            part = self._columns(batches[half], names, np.asarray(projections), number, half, step)
+            for name, values in part.items():
                 columns.setdefault(name, []).extend(values)
         return columns
 
@@ -130,7 +131,7 @@ class Prober:
     def _columns(
         self, batch: ProbeBatch, names: list[str], projections: np.ndarray, pair: int, half: int, step: int
     ) -> dict[str, list[Any]]:
-        """The half's part of the table: a row per metric, direction and completion; null where a direction is not there."""
+        """The half's part of the table, by metric, direction and completion; null where a direction is not there."""
         every = [*DIRECTIONS, *(name for name in names if name not in DIRECTIONS)]
         rows = len(batch.reward)
         blocks = [(m, metric, name) for m, metric in enumerate(self.settings.metrics) for name in every]
@@ -190,7 +191,11 @@ def settings_for_run(settings: Settings, seed: int) -> ProbeSettings:
     if settings.top_p < 1 or settings.top_k > 0:
         raise UsageError("a probe needs completions drawn from the policy's own distribution: top_p 1 and top_k 0")
     sampling = Sampling(
-        settings.rows_per_generation(), settings.num_generations, settings.max_completion_length, settings.temperature, seed
+        settings.rows_per_generation(),
+        settings.num_generations,
+        settings.max_completion_length,
+        settings.temperature,
+        seed,
     )
     return ProbeSettings(sampling, pairs=_RUN_PAIRS, moment_batches=_RUN_PAIRS // 2)
 

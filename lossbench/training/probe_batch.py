@@ -67,7 +67,10 @@ def make_chunks(batch: ProbeBatch, max_positions: int, device: torch.device) -> 
     if not kept:
         return []
     pieces = length_chunks(
-        [totals[row] for row in kept], prompt_tokens=0, overhead_positions=_OVERHEAD_POSITIONS, max_positions=max_positions
+        [totals[row] for row in kept],
+        prompt_tokens=0,
+        overhead_positions=_OVERHEAD_POSITIONS,
+        max_positions=max_positions,
     )
     return [_chunk(batch, [kept[i] for i in piece.tolist()], device) for piece in pieces]
 
@@ -111,12 +114,13 @@ class Sampling:
             raise UsageError(f"num_generations is {self.num_generations}: a group needs 2 completions or more")
         if self.completions < 4 or self.completions % self.num_generations:
             raise UsageError(
-                f"completions is {self.completions}: give a multiple of num_generations ({self.num_generations}), 4 or more"
+                f"completions is {self.completions}: give 4 or more, a multiple of num_generations "
+                f"({self.num_generations})"
             )
         if self.max_completion_length < 1 or not self.temperature > 0 or self.seed < 0:
             raise UsageError(
-                f"max_completion_length {self.max_completion_length}, temperature {self.temperature}, seed {self.seed}: "
-                "valid are 1 or more, above 0, 0 or more"
+                f"max_completion_length is {self.max_completion_length}, temperature {self.temperature}, seed "
+                f"{self.seed}: valid are 1 or more, above 0, 0 or more"
             )
 
 

@@ -186,7 +186,7 @@ def _add_gradient(use: _Use, coefficients_n: Tensor, vector: Vector) -> None:
         for name, place in zip(owner.names, owner.places, strict=True):
             vector[place] += parts[name]()
         return
-    _, pull = torch.func.vjp(owner.output(inputs_nX), owner.parameters())
+    pull = torch.func.vjp(owner.output(inputs_nX), owner.parameters())[1]
     shape = (-1,) + (1,) * (grads_nY.ndim - 1)
     (found,) = pull(grads_nY * coefficients_n.view(shape).to(grads_nY.dtype))
     for name, place in zip(owner.names, owner.places, strict=True):
@@ -198,7 +198,7 @@ def _along(use: _Use, tangent: Vector) -> Tensor:
     owner, inputs_nX, grads_nY = use.owner, use.inputs_nX, use.grads_nY
     own = owner.tangents(tangent)
     if type(owner.module) is not nn.Linear:
-        _, change_nY = torch.func.jvp(owner.output(inputs_nX), (owner.parameters(),), (own,))
+        change_nY = torch.func.jvp(owner.output(inputs_nX), (owner.parameters(),), (own,))[1]
         return (change_nY.float() * grads_nY.float()).flatten(1).sum(-1)
     total_n = torch.zeros((), device=grads_nY.device)
     if "weight" in own:
@@ -226,7 +226,7 @@ def make_engine(
     model: nn.Module, parameters: dict[str, nn.Parameter], check_on: ProbeBatch, *, temperature: float = 1.0,
     max_positions: int | None = None,
 ) -> Engine:  # fmt: skip
-    """The fast engine where it reproduces the policy's ordinary gradient on a few rows of `check_on`, else the reference.
+    """The fast engine where it gives the policy's ordinary gradient on a few rows of `check_on`, else the reference.
 
     `max_positions` bounds rows x tokens of one pass. Raises UsageError for gradients that are not finite.
     """
@@ -258,4 +258,5 @@ def _agree(local: LocalEngine, reference: ForwardEngine, batch: ProbeBatch) -> b
     size = sum(float(g.square().sum()) for g in gradient) ** 0.5
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
     tolerance = 0.05 if half else 1e-3
-    return abs(float(terms_B.sum()) - expected) <= tolerance * max(float(terms_B.abs().sum()), size) and gap <= tolerance * size
+    sums_agree = abs(float(terms_B.sum()) - expected) <= tolerance * max(float(terms_B.abs().sum()), size)
+    return sums_agree and gap <= tolerance * size

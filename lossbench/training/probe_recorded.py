@@ -44,7 +44,9 @@ class RecordedSource:
     def __call__(self, stream: int, number: int) -> ProbeBatch:
         """Batch `number`; batches of other streams than the pairs' are the same ones, from the start again."""
         if stream == PAIR_STREAM and number >= 2 * self.pairs:
-            raise UsageError(f"the recorded completions make {self.pairs} pairs of batches: give --batches {self.pairs}")
+            raise UsageError(
+                f"the recorded completions make {self.pairs} pairs of batches: give --batches {self.pairs}"
+            )
         return self._batch(self._batches[number % len(self._batches)])
 
     def _batch(self, groups: list[Any]) -> ProbeBatch:
