@@ -43,7 +43,9 @@ def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> 
 
         return load_pretrained(policy, **options)
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     config = replace(BUILT_IN[policy], policy_seed=policy_seed or 0)
     folder = ensure_policy(config)
     model = AutoModelForCausalLM.from_pretrained(folder)

@@ -92,7 +92,9 @@ def _one_thread() -> Iterator[None]:
 def _build(policy: TinyPolicy, folder: Path, on_step: Callable[[int, int], None] | None) -> None:
     """Warm-start and save the policy into `folder`."""
     import torch
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     tokenizer = make_tokenizer()
     with _one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(policy.policy_seed)

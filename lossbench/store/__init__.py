@@ -1,0 +1,1 @@
+"""Files: the schema of the tables, atomic writes, tolerant reads, and readers of other trainers' logs."""

@@ -1,7 +1,7 @@
 """The one place that says which columns lossbench's parquet files have, in which type and unit.
 
-`schema_for` turns a table below into a `pyarrow.Schema`; writers cast to it and readers rely on it: a column that was null
-for a whole run is still a column of numbers. A null means "there is no such thing here", never zero.
+`schema_for` turns a table below into a `pyarrow.Schema`. Writers cast to it and readers rely on it: a column that was
+null for a whole run is still a column of numbers. A null means "there is no such thing here", never zero.
 """
 
 from dataclasses import dataclass
