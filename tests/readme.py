@@ -27,25 +27,37 @@ def _type(kind) -> str:
     return {"int64": "integer", "double": "real", "bool": "flag"}.get(str(kind), "text")
 
 
+def _summary() -> dict:
+    return json.loads((REFERENCE / "dr_grpo" / "report" / "summary.json").read_text())
+
+
+def finding_block() -> str:
+    """What the committed reference run found, in its report's own sentence."""
+    return _summary()["finding"]
+
+
 def verdict_block() -> str:
     """The verdicts of the committed reference run, from its summary."""
-    summary = json.loads((REFERENCE / "dr_grpo" / "report" / "summary.json").read_text())
     rows = [
         f"| {row['claim']} | {row['sentence']} | {row['paper']} | {_effect(row)} | {row['status']} |"
-        for row in summary["verdicts"]
+        for row in _summary()["verdicts"]
     ]
-    head = ["| | claim | paper | here | verdict |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join([summary["finding"], "", *head, *rows])
+    return "\n".join(["| | claim | paper | here | verdict |", "| --- | --- | --- | --- | --- |", *rows])
 
 
 def _effect(row) -> str:
-    if row.get("effect") is None:
+    """Effect, interval, ratio and p of a verdict, in a cell."""
+    if row["effect"] is None:
         return row["reason"]
-    text = f"{row['effect']:+.3g} {row['unit']} [{row['ci_low']:.3g}, {row['ci_high']:.3g}]"
-    return f"{text}, {row['ratio']:.2f}×" if row.get("ratio") is not None else text
+    sign = "" if row["unit"] == "ratio" else "+"
+    text = f"{row['effect']:{sign}.3g} {row['unit']} [{row['ci_low']:.3g}, {row['ci_high']:.3g}]"
+    if row["ratio"] is not None and row["unit"] != "ratio":
+        text += f", {row['ratio']:.2f}×"
+    p = row["p_holm"] if row["p_holm"] is not None else row["p"]
+    return text if p is None else f"{text}, p {p:.2g}"
 
 
-BLOCKS = {"schema": schema_block, "verdicts": verdict_block}
+BLOCKS = {"finding": finding_block, "schema": schema_block, "verdicts": verdict_block}
 
 
 def block(text: str, name: str) -> str:
