@@ -18,7 +18,20 @@ app = typer.Typer(
 )
 
 # In the order of the help page; a new command is one file and one row.
-COMMANDS = ("sweep", "report", "reproduce", "probe", "compare", "modes", "weights", "ingest", "runs", "recipes", "tasks", "doctor")
+COMMANDS = (
+    "sweep",
+    "report",
+    "reproduce",
+    "probe",
+    "compare",
+    "modes",
+    "weights",
+    "ingest",
+    "runs",
+    "recipes",
+    "tasks",
+    "doctor",
+)
 
 for _name in COMMANDS:
     app.command(_name)(getattr(import_module(f"lossbench.cli.{_name}"), _name))

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +62,11 @@ class _Clock:
         return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
+def _with_last_numbers(step: Step, before: Step | None) -> Step:
+    """`step`, with the numbers of the last sampling where it sampled nothing itself."""
+    return step if before is None or step.reward_mean is not None else replace(before, step=step.step)
+
+
 def _numbers(step: Step) -> str:
     reward = "  –  " if step.reward_mean is None else f"{step.reward_mean:.2f}"
     length = " –  " if step.length_mean is None else f"{step.length_mean:.1f}"
@@ -83,6 +89,7 @@ class Lines(Silent):
     def progressed(self, progress: Step) -> None:
         """A line every quarter of a minute and run."""
         self.clock.steps_of[progress.run_id] = progress.step
+        progress = _with_last_numbers(progress, self.latest.get(progress.run_id))
         self.latest[progress.run_id] = progress
         now = time.monotonic()
         if now - self.last_line.get(progress.run_id, now) > _LINE_EVERY_S:
@@ -117,6 +124,7 @@ class Live:
             transient=True,
         )
         self.tasks: dict[str, TaskID] = {}
+        self.latest: dict[str, Step] = {}
         self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")
 
     def __enter__(self) -> "Live":
@@ -133,6 +141,8 @@ class Live:
 
     def progressed(self, progress: Step) -> None:
         """Move the bars."""
+        progress = _with_last_numbers(progress, self.latest.get(progress.run_id))
+        self.latest[progress.run_id] = progress
         self.clock.steps_of[progress.run_id] = progress.step
         self.progress.update(self.tasks[progress.run_id], completed=progress.step, numbers=_numbers(progress))
         self.progress.update(self.all, completed=self.clock.steps_done, numbers=f"left {self.clock.left()}")
