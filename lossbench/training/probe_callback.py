@@ -1,13 +1,17 @@
 """Probing a run while it trains: the first policy, and every `probe_every` steps."""
 
+import logging
 from typing import Any
 
 from transformers import TrainerCallback
 
+from lossbench.errors import UsageError
 from lossbench.policies.load import LoadedPolicy
 from lossbench.store.write import PartWriter
 from lossbench.training.probe import probe_now, settings_for_run
 from lossbench.training.spec import RunSpec
+
+_log = logging.getLogger(__name__)
 
 
 class Probes(TrainerCallback):
@@ -21,9 +25,14 @@ class Probes(TrainerCallback):
         if self.spec.settings.probe_every is None or self.writer is None:
             return
         settings = settings_for_run(self.spec.settings, self.spec.seed)
-        rows = probe_now(
-            self.policy.model, self.policy.tokenizer, self.task, settings, policy=self.spec.policy, step=step
-        )
+        try:
+            rows = probe_now(
+                self.policy.model, self.policy.tokenizer, self.task, settings, policy=self.spec.policy, step=step
+            )
+        except UsageError as error:
+            # A policy that is right or wrong throughout has no gradient to probe; that is no reason to end its run.
+            _log.warning("no probe at step %d: %s", step, error)
+            return
         self.writer.append("probe", step, rows)
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
