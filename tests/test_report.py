@@ -1,6 +1,7 @@
 """Reports from made sweeps: the files, the numbers in them, what is missing, what is untrusted."""
 
 import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from lossbench.report.finding import find
 from lossbench.report.html import render_html
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
+from lossbench.report.summary import summary_csv
 from lossbench.store.read import load
 from lossbench.store.write import write_json, write_table
 
@@ -135,16 +137,15 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     # grpo 40, 44, dr_grpo 20, 22: means 42 and 21, differences -20 and -22, mean -21;
     # t interval -21 ± 12.706 x sqrt(2)/sqrt(2) = -21 ± 12.706; ratio exactly 1/2 in both pairs.
     folder = constant_sweep(tmp_path, {"grpo": [40, 44], "dr_grpo": [20, 22]})
-    made = make_report(folder)
-    with (made.folder / "summary.csv").open() as file:
-        rows = {(row["arm"], row["metric"]): row for row in csv.DictReader(file)}
+    data = gather(load(folder))
+    rows = {(row["arm"], row["metric"]): row for row in csv.DictReader(io.StringIO(summary_csv(data)))}
     row = rows["dr_grpo", "late_length_incorrect"]
     assert (float(row["mean"]), float(row["difference"]), row["n"], row["reference"]) == (21, -21, "2", "grpo")
     assert float(row["ci_low"]) == pytest.approx(-33.706, abs=1e-3)
     assert float(row["ci_high"]) == pytest.approx(-8.294, abs=1e-3)
     assert float(row["ratio"]) == pytest.approx(0.5)
     assert rows["grpo", "late_length_incorrect"]["difference"] == ""
-    assert find(made.data).sentence == (
+    assert find(data).sentence == (
         "In 2 pairs of runs grpo's incorrect completions end 2.00× as long as dr_grpo's: 42.0 against 21.0 tokens "
         "(difference +21.0, 95 % interval +8.3 to +33.7, n = 2 paired seeds, p = 0.5): too few to tell from chance, as "
         "the smallest attainable p is 0.5."

@@ -124,8 +124,13 @@ class ReportData:
     @cached_property
     def notices(self) -> tuple[Notice, ...]:
         """The warnings that apply."""
-        summary = replace(self.summary, problems=tuple(self.sweep.problems))
+        summary = replace(self.summary, problems=self.problems)
         return tuple(find_notices(summary, self.recipe, run_versions(self.sweep)))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The files that could not be read, named from the sweep's folder on: reports travel without the machine."""
+        return tuple(problem.replace(f"{self.sweep.path}/", "") for problem in self.sweep.problems)
 
     @property
     def missing(self) -> list[dict[str, Any]]:

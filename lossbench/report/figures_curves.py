@@ -1,8 +1,10 @@
 """Figures of what happens during training: curves by step and by tokens, trajectories, distributions of length."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossbench.analysis.curves import UNITS, Axis, LengthCounts, curves, length_distributions
@@ -146,7 +148,7 @@ def length_distribution(data: ReportData) -> Figure | None:
     return figure
 
 
-def _survival(axes, counts: LengthCounts, **look) -> None:
+def _survival(axes: Axes, counts: LengthCounts, **look: Any) -> None:
     if counts.rows.size:
         at_least = np.cumsum(counts.rows[::-1])[::-1] / counts.rows.sum()
         axes.step(np.append(0, counts.length_tokens), np.append(1, at_least), where="pre", **look)

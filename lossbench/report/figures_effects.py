@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossbench.analysis.length import METRICS
@@ -36,7 +37,7 @@ def forest(data: ReportData) -> Figure | None:
     return figure
 
 
-def _forest_panel(axes, data: ReportData, metric: str, margin: float | None) -> None:
+def _forest_panel(axes: Axes, data: ReportData, metric: str, margin: float | None) -> None:
     spec = METRICS[metric]
     scale = 100 if spec.unit == "share" else 1
     axes.axvline(0, color=INK, linewidth=0.9, zorder=1)
@@ -66,15 +67,15 @@ def _forest_panel(axes, data: ReportData, metric: str, margin: float | None) -> 
     _limit_to_points(axes, data, metric, scale)
 
 
-def _limit_to_points(axes, data: ReportData, metric: str, scale: float) -> None:
+def _limit_to_points(axes: Axes, data: ReportData, metric: str, scale: float) -> None:
     """Limits around the pairs and the intervals, but an interval of two seeds is cut rather than squash the rest."""
     results = [data.pair(arm.name, ref, metric) for arm, ref in data.compared]
     pairs = np.array([0.0, *(value for result in results for value in result.differences)]) * scale
     ends = [end for result in results for end in (result.ci_low, result.ci_high) if np.isfinite(end)]
-    reach = max(np.ptp(pairs), 1e-9)
+    reach = np.ptp(pairs)
     low = max(min([pairs.min(), *(scale * end for end in ends)]), pairs.min() - 1.5 * reach)
     high = min(max([pairs.max(), *(scale * end for end in ends)]), pairs.max() + 1.5 * reach)
-    pad = 0.08 * (high - low)
+    pad = 0.08 * (high - low) if high - low > 1e-6 else 1.0
     axes.set_xlim(low - pad, high + pad)
 
 
@@ -94,7 +95,7 @@ def cost_of_reward(data: ReportData) -> Figure | None:
     return figure
 
 
-def _dots(axes, data: ReportData, shown: Sequence[Arm], metric: str) -> None:
+def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> None:
     for place, arm in enumerate(reversed(shown)):
         values = data.values(arm.name, metric)
         look = {"color": arm.style.color, "marker": arm.style.marker}
@@ -144,7 +145,7 @@ def weights(data: ReportData) -> Figure | None:
     return figure
 
 
-def _weight_lines(axes, lengths: np.ndarray, values: np.ndarray, arms: Sequence[Arm]) -> None:
+def _weight_lines(axes: Axes, lengths: np.ndarray, values: np.ndarray, arms: Sequence[Arm]) -> None:
     """Arms of equal weights share one neutral line, on which their marks alternate."""
     alone = len(arms) == 1
     axes.plot(lengths, values, color=arms[0].style.color if alone else SOFT, linewidth=1.9 if alone else 1.4, zorder=2)

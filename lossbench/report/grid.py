@@ -3,18 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from lossbench.report.data import Arm
 from lossbench.report.style import FAINT, INK, ArmStyle
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 OVERLAID = 4
 """Up to this many arms share one panel."""
@@ -91,7 +88,7 @@ def _one_panel_each(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figu
     return figure
 
 
-def _panel(axes: "Axes", arm: Arm, quantity: Quantity) -> None:
+def _panel(axes: Axes, arm: Arm, quantity: Quantity) -> None:
     for name, line in quantity.lines.items():
         if name != arm.name:
             axes.plot(line.x, line.y, color=FAINT, linewidth=1.1, zorder=1.5)
@@ -110,7 +107,7 @@ def _outer_labels(grid: np.ndarray, used: int, quantity: Quantity) -> None:
         axes.tick_params(labelbottom=last)
 
 
-def draw_line(axes: "Axes", line: Line, style: ArmStyle) -> None:
+def draw_line(axes: Axes, line: Line, style: ArmStyle) -> None:
     """One arm: every seed thin, the band light, the mean strong with a few markers."""
     for x, y in line.seeds:
         axes.plot(x, y, color=style.color, linewidth=0.7, alpha=0.4, zorder=2)
@@ -123,7 +120,7 @@ def draw_line(axes: "Axes", line: Line, style: ArmStyle) -> None:
     )  # fmt: skip
 
 
-def label_axes(axes: "Axes", quantity: Quantity, small: bool = False) -> None:
+def label_axes(axes: Axes, quantity: Quantity, small: bool = False) -> None:
     """Axis labels with units, ticks as people write them, and limits that follow the lines rather than the bands."""
     axes.set_xlabel(quantity.x_label)
     axes.set_ylabel(quantity.y_label)

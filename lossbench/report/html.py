@@ -1,6 +1,7 @@
 """Writes a report as one HTML file: offline, no script, images inside, every text escaped."""
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,7 +31,7 @@ def render_html(document: Document) -> str:
     return environment.get_template("template.html.j2").render(document=document)
 
 
-def _image_of(folder: Path):
+def _image_of(folder: Path) -> Callable[[str], str]:
     def image(name: str) -> str:
         """A figure as a data URI: in an <img>, an SVG can neither run scripts nor clash with another's ids."""
         svg = (folder / "figures" / f"{name}.svg").read_bytes()

@@ -93,8 +93,8 @@ def _incomplete(data: ReportData) -> str:
     parts = []
     if data.missing:
         parts.append(f"{len(data.missing)} of {count(len(data.summary.runs), 'planned run')} not completed")
-    if data.sweep.problems:
-        parts.append(f"{count(len(data.sweep.problems), 'file')} could not be read")
+    if data.problems:
+        parts.append(f"{count(len(data.problems), 'file')} could not be read")
     return f"This report is incomplete: {'; '.join(parts)}." if parts else ""
 
 
@@ -160,16 +160,11 @@ def _samples(data: ReportData) -> Section:
 
 
 def _missing(data: ReportData) -> Section:
-    problems = Points(tuple(_inside(data, problem) for problem in data.sweep.problems)) if data.sweep.problems else None
+    problems = Points(data.problems) if data.problems else None
     heading = (
         Text("Files that could not be read; the rest of the sweep is reported without them:") if problems else None
     )
     return _section("missing", "What is missing", missing_table(data), heading, problems)
-
-
-def _inside(data: ReportData, text: str) -> str:
-    """A problem with its path given from the sweep's folder on."""
-    return text.replace(f"{data.sweep.path}/", "")
 
 
 def _reproduce(data: ReportData) -> Section:

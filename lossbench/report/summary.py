@@ -76,7 +76,7 @@ def summary_json(data: ReportData) -> dict[str, Any]:
             {"code": n.code, "level": n.level, "message": n.message, "remedy": n.remedy} for n in data.notices
         ],
         "missing": [{k: run[k] for k in ("run_id", "arm", "seed", "status", "reason")} for run in data.missing],
-        "problems": list(data.sweep.problems),
+        "problems": data.problems,
         "command": data.spec.get("command"),
         "versions": data.spec.get("versions"),
     }

@@ -119,6 +119,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     claim = verdict.claim
     reasons = [verdict.reason, verdict.remedy and f"what would settle it: {verdict.remedy}", *verdict.notes]
+    reasons += [f"left out: {text}" for text in verdict.left_out]
     why = "; ".join(text for text in reasons if text)
     primary = " (primary)" if claim.primary else ""
     effect = _effect(verdict.effect, verdict.unit)
