@@ -57,7 +57,25 @@ def _effect(row) -> str:
     return text if p is None else f"{text}, p {p:.2g}"
 
 
-BLOCKS = {"finding": finding_block, "schema": schema_block, "verdicts": verdict_block}
+PROBED = ("grpo@seq-mean-token-mean/none", "grpo@prompt-mean/none", "grpo@token-mean/none", "dr_grpo")
+
+
+def probe_block() -> str:
+    """Drift of incorrect length by the committed probe of the reference sweep, modes without std, plain gradient."""
+    from lossbench.analysis.drift import DriftTable, read_projections
+    from lossbench.loss.modes import parse_mode
+
+    table = DriftTable(read_projections(REFERENCE / "dr_grpo" / "probe" / "selfcheck-s0.parquet")[0])
+    rows = []
+    for name in PROBED:
+        drift = table.drift(parse_mode(name), "incorrect", "plain", "row-weight")
+        cell = f"{drift.drift:+.3g} [{drift.low:.3g}, {drift.high:.3g}]" if drift.t else "0, by construction"
+        rows.append(f"| `{name}` | {cell} | {f'{drift.t:.1f}' if drift.t else '–'} |")
+    head = ["| mode | drift of incorrect length, plain gradient | t over 40 pairs |", "| --- | --- | --- |"]
+    return "\n".join([*head, *rows])
+
+
+BLOCKS = {"finding": finding_block, "probe": probe_block, "schema": schema_block, "verdicts": verdict_block}
 
 
 def block(text: str, name: str) -> str:
