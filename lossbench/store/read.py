@@ -141,9 +141,7 @@ class Sweep:
         tables = [table for path in paths if (table := self._read(path, name, columns, rows)) is not None]
         return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
 
-    def _read(
-        self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None
-    ) -> pa.Table | None:
+    def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:
             table = pq.read_table(path, columns=columns, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
