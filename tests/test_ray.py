@@ -8,7 +8,9 @@ from lossbench.errors import UsageError
 from lossbench.sweep.executors import make_executor
 from lossbench.sweep.executors.base import Resources
 from lossbench.sweep.executors.local import LocalExecutor
+from lossbench.sweep.folder import run_dir, run_state
 from lossbench.sweep.schedule import run_all
+from lossbench.training.run import execute
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ray = pytest.importorskip("ray", reason="needs the extra 'ray'")
@@ -54,20 +56,28 @@ def test_a_sweep_survives_the_loss_of_a_node_and_has_each_run_once(cluster, tmp_
     assert_same_tables(local, tmp_path, runs[0])
 
 
-def test_a_local_cluster_runs_resumes_and_reports_failures(tmp_path):
+def test_a_local_cluster_runs_continues_from_a_checkpoint_and_reports_failures(tmp_path):
     task = tmp_path / "mytask.py"
     task.write_text(
         "from lossbench.tasks.selfcheck import SelfCheck\n"
         "class Faulty(SelfCheck):\n    def reward(self, *_):\n        raise ZeroDivisionError('no such reward')\n"
     )
     arms = [{"mode": "grpo"}, {"mode": "grpo", "label": "faulty", "set": {"task": f"{task}:Faulty"}}]
-    runs = planned(tmp_path, quick_recipe(modes=None, arms=arms))
+    runs = planned(tmp_path, quick_recipe(modes=None, arms=arms, checkpoint_every=1))
+
+    def interrupt(step, *_):
+        if step == 3:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        execute(runs[0], run_dir(tmp_path, runs[0].run_id), interrupt)
     watcher = Watcher()
     run_all(tmp_path, runs, make_executor("ray", Resources(jobs=2)), watcher)
     assert not ray.is_initialized(), "the local cluster is still there"
     assert watcher.reasons[runs[0].run_id] is None
     assert watcher.reasons[runs[1].run_id] == "ZeroDivisionError: no such reward"
     assert statuses(tmp_path, runs) == ["completed", "failed"]
+    assert run_state(tmp_path, runs[0].run_id)["resumed_from_step"] == 2
     assert tables(tmp_path, runs[0])["steps"]["step"].tolist() == [1, 2, 3, 4]
     assert "Traceback" in (tmp_path / "runs" / runs[1].run_id / "log.txt").read_text()
 
