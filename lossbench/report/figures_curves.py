@@ -36,6 +36,8 @@ TITLES = {
     "gap_within_prompt": "Incorrect minus correct length within a prompt",
 }  # fmt: skip
 
+_FEWEST_FOR_BAND = 3
+
 
 def quantity(data: ReportData, name: str, axis: Axis = "step") -> Quantity:
     """A quantity of the step sums as lines: mean over seeds, pointwise band, a line per seed."""
@@ -46,7 +48,9 @@ def quantity(data: ReportData, name: str, axis: Axis = "step") -> Quantity:
             # Past the end of the first run the mean would be that of other runs than before.
             shared = np.arange(len(curve.x)) <= np.flatnonzero(curve.n == curve.n.max())[-1]
             mean, low, high = (np.where(shared, y, np.nan) for y in (curve.mean, curve.low, curve.high))
-            lines[arm] = Line(curve.x, mean, low, high, seeds)
+            # The interval of two runs is so wide that it would hide them.
+            banded = curve.n.max() >= _FEWEST_FOR_BAND
+            lines[arm] = Line(curve.x, mean, low if banded else None, high if banded else None, seeds)
     percent = UNITS[name] == "share"
     label = "share of completions" if name == "truncated_frac" else UNITS[name] if not percent else "share"
     unit = {"reward": "mean reward", "tokens": "length (tokens)"}.get(label, label)
