@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _SEEDS = (
     "Thin lines are single runs, the thick line is their mean; the band (from three runs on) is a pointwise 95 % t "
-    "interval of the mean: it covers the mean at one place, not the whole curve. Where runs are of unequal length, the mean ends with "
-    "the first. "
+    "interval of the mean: it covers the mean at one place, not the whole curve. Where runs are of "
+    "unequal length, the mean ends with the first. "
 )
 _PANELS = "One panel an arm; the means of the other arms are faint behind it. "
 
