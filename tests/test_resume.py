@@ -74,7 +74,7 @@ def test_a_run_stopped_in_the_third_pass_over_the_prompts_ends_as_if_it_had_not_
     assert_same_tables(tmp_path / "whole", tmp_path / "stopped", spec)
     found = tables(tmp_path / "stopped", spec)
     assert found["steps"]["step"].tolist() == list(range(1, spec.settings.steps + 1))
-    rows = found["rollouts"]
+    rows = found["rollouts"].sort_values(["generation", "group", "sample"])
     assert len(rows) == spec.settings.generations() * spec.settings.rows_per_generation()
     assert not rows.duplicated(["generation", "group", "sample"]).any()
     resumed = rows[rows["generation"] > rows.loc[rows["step"] <= from_step, "generation"].max()]
