@@ -380,3 +380,21 @@ def test_a_mistake_in_how_to_run_is_told_before_anything_is_written(tmp_path, wr
         launch(quick_recipe(), Launch(out=tmp_path / "sweep", quiet=True, **wrong))
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_equal_modes_are_found_once_and_then_remembered(tmp_path, monkeypatch):
+    from lossbench.sweep.duplicates import duplicate_arms
+
+    monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path))
+    # One optimizer step per generation: every ratio is 1, and clip and sapo have one gradient.
+    recipe = quick_recipe(modes=["grpo", "sapo", "dr_grpo"])
+    found = duplicate_arms(recipe, plan(recipe))
+    assert [(e.first, e.second, e.kind) for e in found] == [("grpo", "sapo", "same")]
+    (kept,) = tmp_path.rglob("*.json")
+    before = kept.stat().st_mtime_ns
+    assert duplicate_arms(recipe, plan(recipe)) == found
+    assert kept.stat().st_mtime_ns == before
+    kept.write_text("{")
+    assert duplicate_arms(recipe, plan(recipe)) == found
+    other = quick_recipe(modes=["grpo", "sapo", "dr_grpo"], num_iterations=2)
+    assert duplicate_arms(other, plan(other)) == []

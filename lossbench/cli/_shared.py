@@ -65,20 +65,44 @@ def _as_markdown(names: list[str], rows: list[list[Any]]) -> None:
 
 
 def _as_table(names: list[str], rows: list[list[Any]]) -> None:
+    numeric = [bool(rows) and all(_is_number(row[i]) for row in rows) for i in range(len(names))]
+    cells = [[_cell(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _as_rich_table(names, cells, numeric)
+    else:
+        _as_plain_table(names, cells, numeric)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float)
+
+
+def _as_rich_table(names: list[str], cells: list[list[str]], numeric: list[bool]) -> None:
+    """In a terminal: folded to its width."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(names):
-        numeric = all(isinstance(row[i], int | float) or row[i] is None for row in rows)
-        table.add_column(name, justify="right" if rows and numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console()
-    # A pipe has no width of its own: folding what a program will read would break it.
-    Console(width=None if console.is_terminal else 10_000).print(table)
+    for name, right in zip(names, numeric, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _as_plain_table(names: list[str], cells: list[list[str]], numeric: list[bool]) -> None:
+    """In a pipe, which has no width: a line per row, whatever its length, since folding would break what reads it."""
+    columns = list(zip(names, *cells, strict=True)) if cells else [(name,) for name in names]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "   ".join(
+            c.rjust(w) if right else c.ljust(w) for c, w, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in (names, *cells)
+    ]
+    print("\n".join([lines[0], "─" * (sum(widths) + 3 * (len(widths) - 1)), *lines[1:]]))
 
 
 def _cell(value: Any) -> str:

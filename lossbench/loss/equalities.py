@@ -9,12 +9,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import window_weights
 from lossbench.loss.contract import weighted_loss
+from lossbench.loss.lazy_torch import Tensor, torch
 from lossbench.loss.modes import Mode
 from lossbench.loss.surrogates import SurrogateParams
 

@@ -1,7 +1,15 @@
 """Which arms of a sweep are the same experiment under its settings."""
 
+import hashlib
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lossbench.errors import UsageError
+from lossbench.policies.warmstart import cache_dir
+from lossbench.store.read import read_json
+from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe
 from lossbench.training.spec import RunSpec
 
@@ -13,14 +21,35 @@ _ROWS_ENOUGH = 16
 
 
 def duplicate_arms(recipe: Recipe, runs: list[RunSpec]) -> list["Equality"]:
-    """Equalities between the arms that share policy and settings with the recipe; empty for a single arm."""
-    from lossbench.loss.equalities import equalities
+    """Equalities between the arms that share policy and settings with the recipe; empty for a single arm.
+
+    They take torch and some gradients to find, so they are kept in the cache for the next time.
+    """
+    from lossbench.loss.equalities import Equality, equalities
     from lossbench.loss.modes import Mode
 
     plain = {spec.mode.name: spec.mode for spec in runs if spec.arm == spec.mode.name}
     if len(plain) < 2:
         return []
-    return equalities([Mode(**mode.model_dump()) for mode in plain.values()], setup_of(recipe))
+    setup = setup_of(recipe)
+    kept = cache_dir() / "equalities" / f"{_digest(repr((list(plain.values()), setup)))}.json"
+    with suppress(UsageError):  # not there, or damaged
+        return [Equality(**fields) for fields in read_json(kept)["equalities"]]
+    found = equalities([Mode(**mode.model_dump()) for mode in plain.values()], setup)
+    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"equalities": [asdict(equality) for equality in found]})
+    return found
+
+
+def _digest(question: str) -> str:
+    """Names a question to the loss room as its code is now."""
+    import lossbench.loss
+
+    digest = hashlib.sha256(question.encode())
+    for source in sorted(Path(lossbench.loss.__path__[0]).glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def setup_of(recipe: Recipe):
