@@ -112,9 +112,8 @@ def test_markdown_links_the_figures_that_are_there(made: Report) -> None:
     assert all((made.folder / link).is_file() for link in links)
 
 
-def test_the_same_sweep_gives_the_same_bytes(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "sweep", Plan(("grpo", "dr_grpo"), 2, 6))
-    first, second = (make_report(folder, out=tmp_path / name).folder for name in ("first", "second"))
+def test_the_same_sweep_gives_the_same_bytes(made: Report, sweep: Path, tmp_path: Path) -> None:
+    first, second = made.folder, make_report(sweep, out=tmp_path / "again").folder
     files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
     assert len(files) > 15
     for name in files:

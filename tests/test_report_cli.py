@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from report_sweeps import Plan, make_sweep
+from report_sweeps import Plan, make_sweep, run_labels, sweep_spec
 from typer.testing import CliRunner
 
 from lossbench.analysis.dose_claim import dose_claim
@@ -16,7 +16,7 @@ from lossbench.report.data import gather
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.store.read import load
-from lossbench.store.write import write_table
+from lossbench.store.write import write_json, write_table
 
 app = typer.Typer()
 app.command()(report)
@@ -35,15 +35,17 @@ def test_json_is_the_summary_and_stdout_holds_nothing_else(sweep: Path) -> None:
 
 
 def test_the_newest_sweep_is_the_default_and_an_incomplete_one_exits_1(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(sweep.parent.parent)
-    (sweep / "runs" / "grpo-s0" / "run.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    begun = Path("results", "begun")
+    begun.mkdir(parents=True)
+    write_json(begun / "sweep.json", sweep_spec(Plan(), dict(run_labels(arm, 0) for arm in ("grpo", "dr_grpo"))))
     result = CliRunner().invoke(app, ["--quiet"])
     assert result.exit_code == 1
-    assert "cannot be tested because there is only one pair of runs" in result.stdout
+    assert "no run of dr_grpo and grpo is completed" in result.stdout
     assert not result.stderr
-    assert (sweep / "report" / "index.html").is_file()
+    assert (begun / "report" / "index.html").is_file()
 
 
 def _write_probe(path: Path, pairs: int = 8, rows: int = 32) -> None:

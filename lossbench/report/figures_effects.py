@@ -17,7 +17,7 @@ FOREST = ("late_length_incorrect", "late_length_correct", "late_length_mean", "l
           "late_truncated_frac")  # fmt: skip
 COSTS = ("tokens_to_reward", "length_at_reward", "token_efficiency")
 _WEIGHT_ROWS = 60
-_NAME_WIDTH = 34
+_NAME_WIDTH = 30
 
 
 def forest(data: ReportData) -> Figure | None:

@@ -1,6 +1,7 @@
 """Writes a report as one HTML file: offline, no script, images inside, every text escaped."""
 
 import base64
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lossbench.report.document import Document
 SVG_LIMIT = 500_000
 """Bytes above which a figure goes into the page as PNG rather than SVG."""
 
+_INTERVAL = re.compile(r"(\[[+−\d.,]+), ")
 _MARKS = {"supported": "●", "contradicted": "✕", "inconclusive": "○", "not-tested": "–"}
 _LEVELS = {"error": "✕", "warning": "▲", "note": "•"}
 
@@ -49,5 +51,5 @@ def _tidy(text: str) -> str:
 
 
 def _breaks(text: str) -> str:
-    """Lets long mode names break after @ and / on narrow screens; zero-width spaces need no markup."""
-    return text.replace("@", "@\u200b").replace("/", "/\u200b")
+    """Lets long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
+    return _INTERVAL.sub("\\1,\u00a0", text.replace("@", "@\u200b").replace("/", "/\u200b"))

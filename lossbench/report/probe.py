@@ -83,6 +83,8 @@ def _drift_cell(row: "Drift | None") -> Cell:
     if row is None or row.drift is None:
         return Cell(MISSING, row.note if row else "")
     style = number_style("tokens", row.drift)
+    if row.drift == 0 and row.note:
+        return Cell("0", "by construction")
     if row.low is None or row.high is None:
         return Cell(style.signed(row.drift), row.note)
     certain = row.low > 0 or row.high < 0

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#9A9A9A", "#8C510A", "#CDBB62", "#222222")
+PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#CDBB62", "#8C510A", "#9A9A9A")
 """Apart under normal and colour-deficient sight; colours that share a dash differ in lightness, for print in grey."""
 
-DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.2, 1.2)),
+    (0, (6, 1.5, 1.2, 1.5)),
+    (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
 
 INK, SOFT, FAINT = "#1C2733", "#66727F", "#D5DADF"

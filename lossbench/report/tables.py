@@ -126,7 +126,7 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
     unit = METRICS[claim.metric].unit if claim.metric else verdict.unit
     policies = [
-        f"policy {part.policy_seed}: {_effect(part.effect, unit)}"
+        f"policy {part.policy_seed}: {_effect(part.effect, unit, named=False)}"
         for part in verdict.per_policy
         if len(verdict.per_policy) > 1
     ]
@@ -141,15 +141,17 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     )
 
 
-def _effect(interval: Interval, unit: str) -> str:
+def _effect(interval: Interval, unit: str, named: bool = True) -> str:
+    """Estimate with interval, and the unit where it is to be `named`."""
     if not math.isfinite(interval.estimate):
         return MISSING
     if unit == "ratio":
         style = number_style("ratio")
         return f"{style.plain(interval.estimate)}× {style.interval(interval.low, interval.high, sign='')}"
     style = number_style(unit if unit in METRIC_UNITS else "", max(abs(interval.estimate), 1e-12))
-    name = f" {style.unit_name}" if style.unit_name and unit in METRIC_UNITS else ""
-    return f"{style.signed(interval.estimate)} {style.interval(interval.low, interval.high)}{name}"
+    name = style.unit_name if unit in METRIC_UNITS else unit
+    text = f"{style.signed(interval.estimate)} {style.interval(interval.low, interval.high)}"
+    return f"{text} {name}" if name and named else text
 
 
 METRIC_UNITS = {metric.unit for metric in METRICS.values()}
