@@ -132,6 +132,8 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process = subprocess.Popen(
             [sys.executable, "-m", "lossbench", *words, "--out", str(tmp_path / "sweep")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=tmp_path,
+            # Tests that run in the background of a script inherit SIGINT ignored, and so would their children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         started.append(process)
         return process
@@ -235,6 +237,25 @@ def test_sigterm_ends_a_sweep_as_ctrl_c_does(driver, tmp_path):
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "To go on: " in stderr
     assert gone(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.5, 4.0])
+def test_a_killed_report_harms_nothing_and_the_next_one_is_whole(tmp_path, after_s):
+    folder = tmp_path / "sweep"
+    assert sweep(folder, steps=2) == 0
+    before = bytes_below(folder)
+    command = [sys.executable, "-m", "lossbench", "report", str(folder)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(after_s)
+    first.kill()
+    first.wait()
+    after = bytes_below(folder)
+    assert {name: after[name] for name in before} == before
+    assert_readable(folder)
+    second = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in second.stderr
+    assert (folder / "report" / "index.html").read_text().rstrip().endswith("</html>")
 
 
 def test_an_interrupted_fresh_sweep_goes_on_in_its_folder(tmp_path, monkeypatch):

@@ -40,15 +40,10 @@ def ingest(
 ) -> None:
     """Read another trainer's logs into lossbench's tables.
 
-    Runs are added to what --out already holds, one call per run or a folder of runs named <mode>-s<seed>:
+    Runs are added to what --out already holds, one call per run or a folder of runs named <mode>-s<seed>. Without
+    --tokenizer lengths are characters, and no claim about tokens can be tested.
 
-        lossbench ingest runs/a --mode grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
-
-        lossbench ingest runs/b --mode dr_grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
-
-        lossbench report results/mine
-
-    What a log does not hold stays empty, and the report says which claims it cannot test.
+    Example: lossbench ingest runs/a --mode grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
     """
     from lossbench.store.ingest.base import Request
     from lossbench.store.ingest.folder import ingest as read_log

@@ -26,11 +26,10 @@ def tasks(
 ) -> None:
     """List the tasks, or show what one asks and how it judges.
 
-    For each prompt a right and a wrong answer with their rewards, and the reward of the right answer cut at the cap:
+    For each prompt a right and a wrong answer with their rewards, and the reward of the right answer cut at the cap.
+    Your own task is one file: --task mytask.py:Task.
 
-        lossbench tasks arithmetic --set digits=2 --show 3
-
-        lossbench tasks --dataset data.jsonl --verifier numeric
+    Example: lossbench tasks arithmetic --set digits=2 --show 3
     """
     from lossbench.tasks import TASKS, make_task
 
