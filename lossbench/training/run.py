@@ -219,10 +219,12 @@ class _Evaluations(TrainerCallback):
     def at(self, step: int) -> None:
         """Evaluate now, as the policy after `step` steps."""
         if self.spec.settings.eval_samples and self.writer:
+            began = time.perf_counter()
             rows = evaluate(self.spec, self.policy, self.task, self.trainer.eos_token_ids, step)
             labels = self.spec.labels()
             text = {} if self.spec.settings.text else {"prompt": None, "completion": None}
             self.writer.append("evals", step, [{**labels, **row, **text} for row in rows])
+            self.trainer.leave_out(time.perf_counter() - began)
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         """Called by the trainer after each optimizer step."""

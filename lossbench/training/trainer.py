@@ -210,6 +210,10 @@ class ModeTrainer(GRPOTrainer):
         """A step without a single live token: its loss is 0 and it teaches nothing."""
         print(f"warning: step {step} has no live token (every row is masked); its gradient is zero", flush=True)
 
+    def leave_out(self, wall_s: float) -> None:
+        """Take `wall_s` seconds, spent on something else than training, out of the current step's wall time."""
+        self._step_began += wall_s
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """TRL's log; ends the step's record."""
         if self._pending_step and "grad_norm" in logs:
