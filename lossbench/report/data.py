@@ -90,7 +90,7 @@ class ReportData:
     def by_seed(self, arm: str, metric: str) -> dict[Hashable, float]:
         """Pair key → the metric of each completed run of an arm, NaN where it has no value."""
         if (arm, metric) not in self._values:
-            columns = self.summary.metrics[["arm", "complete", "policy_seed", "seed", metric]]
+            columns = self.summary.metrics.loc[:, ["arm", "complete", "policy_seed", "seed", metric]]
             self._values[arm, metric] = arm_values(columns, arm, metric)
         return self._values[arm, metric]
 
@@ -172,9 +172,19 @@ def _arms(summary: Summary, names: list[str], baseline: str) -> tuple[Arm, ...]:
         for other in runs:
             if other["arm"] == name:
                 statuses[str(other["status"])] = statuses.get(str(other["status"]), 0) + 1
-        parts = (_text(run[part]) for part in ("loss_type", "agg_mode", "scale_rewards"))
         reference = reference_of(name, names, baseline, policies)
-        arms.append(Arm(name, str(run["mode"]), *parts, policies[name], statuses, reference, styles[name]))
+        parts = {part: _text(run[part]) for part in ("loss_type", "agg_mode", "scale_rewards")}
+        arms.append(
+            Arm(
+                name=name,
+                mode=str(run["mode"]),
+                **parts,
+                policy=policies[name],
+                statuses=statuses,
+                reference=reference,
+                style=styles[name],
+            )
+        )
     return tuple(arms)
 
 

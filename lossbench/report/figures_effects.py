@@ -1,6 +1,7 @@
 """Figures of what was found: paired differences, tokens to a reward, weights against length, the probe's drifts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def _forest_panel(axes: Axes, data: ReportData, metric: str, margin: float | Non
     for row, (arm, reference) in enumerate(data.compared):
         result = data.pair(arm.name, reference, metric)
         y = len(data.compared) - 1 - row
-        look = {"color": arm.style.color, "marker": arm.style.marker}
+        look: dict[str, Any] = {"color": arm.style.color, "marker": arm.style.marker}
         pairs = scale * np.array(result.differences)
         axes.plot(
             pairs, np.full(len(pairs), y - 0.24), linestyle="", markersize=3.2, alpha=0.55, markeredgewidth=0, **look
@@ -98,7 +99,7 @@ def cost_of_reward(data: ReportData) -> Figure | None:
 def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> None:
     for place, arm in enumerate(reversed(shown)):
         values = data.values(arm.name, metric)
-        look = {"color": arm.style.color, "marker": arm.style.marker}
+        look: dict[str, Any] = {"color": arm.style.color, "marker": arm.style.marker}
         axes.plot(
             values, np.full(len(values), place), linestyle="", markersize=4, alpha=0.45, markeredgewidth=0, **look
         )

@@ -4,7 +4,18 @@ import re
 from collections.abc import Iterable
 
 from lossbench import __version__
-from lossbench.report.document import Block, Document, Samples, Table
+from lossbench.report.document import (
+    Block,
+    Code,
+    Details,
+    Document,
+    FigureBlock,
+    Points,
+    Samples,
+    Table,
+    Text,
+    Warnings,
+)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
 _MARKS = {"supported": "●", "contradicted": "✕", "inconclusive": "○", "not-tested": "–"}
@@ -46,25 +57,25 @@ def _blocks(blocks: Iterable[Block]) -> list[str]:
 
 
 def _block(block: Block) -> str:
-    match block.kind:
-        case "text":
+    match block:
+        case Text():
             return escape(block.text)
-        case "points":
+        case Points():
             return "\n".join(f"- {escape(item)}" for item in block.items)
-        case "table":
+        case Table():
             return _table(block)
-        case "figure":
+        case FigureBlock():
             caption = f" {escape(block.caption)}" if block.caption else ""
             return f"![{escape(block.alt)}](figures/{block.name}.png)\n\n*{escape(block.title)}.*{caption}"
-        case "warnings":
+        case Warnings():
             return "\n".join(
                 f"- **{level}**: {escape(message)} — {escape(remedy)}" for level, message, remedy in block.items
             )
-        case "samples":
+        case Samples():
             return _folded(block.title, _samples(block))
-        case "code":
+        case Code():
             return fenced(block.text, "sh")
-        case "details":
+        case Details():
             return _folded(block.title, "\n\n".join(_blocks(block.blocks)))
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lossbench.report.data import ReportData
 from lossbench.report.document import (
     Block,
@@ -70,8 +72,8 @@ def _section(id: str, title: str, *blocks: Block | None) -> Section:
 
 def _facts(data: ReportData) -> tuple[tuple[str, str], ...]:
     runs = data.summary.runs
-    done = int((runs["status"] == "completed").sum())
-    tokens = float(data.summary.metrics["tokens_total"].sum(skipna=True))
+    done = sum(arm.completed for arm in data.arms)
+    tokens = float(np.nansum(np.array(data.summary.metrics["tokens_total"], dtype=float)))
     recipe = data.recipe
     facts = [
         ("runs", f"{done} of {len(runs)} completed"),

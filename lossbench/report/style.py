@@ -51,7 +51,8 @@ def look() -> AbstractContextManager:
     """The settings under which figures are drawn and saved, whatever the user's own matplotlib settings are."""
     import matplotlib as mpl
 
-    return mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS, "backend": "agg"})
+    settings: Any = {**mpl.rcParamsDefault, **_SETTINGS, "backend": "agg"}
+    return mpl.rc_context(settings)
 
 
 _SETTINGS: dict[str, Any] = {
@@ -92,7 +93,7 @@ _SETTINGS: dict[str, Any] = {
 
 def save(figure: "Figure", folder: Path, name: str) -> None:
     """Write `<name>.png` and `<name>.svg`; nothing in them depends on the time or the machine's fonts."""
-    engine = figure.get_layout_engine()
+    engine: Any = figure.get_layout_engine()
     if engine is not None:
         # Laying out costs more than drawing: once serves both files. Long names need a little more room than it leaves.
         engine.set(w_pad=0.1)

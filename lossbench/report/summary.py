@@ -5,6 +5,8 @@ import io
 import math
 from typing import Any
 
+import numpy as np
+
 from lossbench import __version__
 from lossbench.analysis.compare import Comparison, comparison_rows
 from lossbench.analysis.length import METRICS
@@ -108,4 +110,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value.item() if hasattr(value, "item") else value
+    return value.item() if isinstance(value, np.generic) else value
