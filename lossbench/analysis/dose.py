@@ -194,14 +194,16 @@ def forecast(
     base = make_mode(mode.loss_type, BASELINE, mode.scale_rewards)
     found = table.per_pair(mode, direction, "adam", "gradient-norm")
     if len(found.values_P) < 2:
-        return Forecast(mode.name, direction, steps, rows_per_step, learning_rate, *(None,) * 3, seeds, None, None)
+        return Forecast(
+            mode.name, direction, steps, rows_per_step, learning_rate, None, None, None, seeds, None, None
+        )  # fmt: skip
     own_rows = np.mean([len(window.lengths_N) for window in table.probe.windows])
     change = learning_rate * steps * float((rows_per_step / own_rows) ** 0.5 * found.values_P.mean())
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction], ddof=1)
         for one, factor in ((mode, found.scale), (base, 1.0))
     ]
-    noise = learning_rate * steps**0.5 * float(np.hypot(*spread))
+    noise = learning_rate * steps**0.5 * float(np.hypot(spread[0], spread[1]))
     d_z = change / noise if noise > 0 else None
     power = None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds)
     enough = None if d_z is None else next((n for n in range(6, 31) if detectable_d_z(n) <= abs(d_z)), None)

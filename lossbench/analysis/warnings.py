@@ -237,8 +237,8 @@ def _means_of_means(evidence: Evidence) -> Iterator[str]:
 
 @_entry("no-token-lengths", "warning", "ingest the log again with --tokenizer, or with --map length=COLUMN")
 def _no_token_lengths(evidence: Evidence) -> Iterator[str]:
-    number = int(evidence.metrics["late_length_mean"].isna().sum())
-    logged = int((evidence.metrics["source"] != "none").sum())
+    number = int(np.count_nonzero(evidence.metrics["late_length_mean"].isna()))
+    logged = int(np.count_nonzero(evidence.metrics["source"] != "none"))
     if number and number == logged:
         yield f"{number} run(s) have no lengths in tokens, so no claim about length can be tested"
 

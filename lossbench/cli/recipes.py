@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from lossbench.cli._shared import FormatOption, print_table, talk
+from lossbench.cli._shared import Format, FormatOption, print_table, talk
 from lossbench.errors import UsageError, unknown
 
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
     copy: Annotated[Path | None, typer.Option(help="Write the recipe to this file, to be edited.")] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.table,
 ) -> None:
     """List the recipes, or print or copy one.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import OUTPUT, FormatOption, QuietOption, print_table, talk
+from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="The sweep's folder; default: results/<recipe>-<hash>.", rich_help_panel=OUTPUT)
     ] = None,
-    format: FormatOption = "table",  # type: ignore[assignment]
+    format: FormatOption = Format.table,
     quiet: QuietOption = False,
 ) -> None:
     """Run a pre-stated recipe and judge its claims: the paper's figure, ours with its interval, and the verdict.

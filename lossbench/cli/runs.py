@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lossbench.cli._shared import FormatOption, print_table, talk
+from lossbench.cli._shared import Format, FormatOption, print_table, talk
 
 
 class Status(StrEnum):
@@ -22,7 +22,7 @@ class Status(StrEnum):
 def runs(
     folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
     status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
-    format: FormatOption = "table",
+    format: FormatOption = Format.table,
 ) -> None:
     """List a sweep's runs: status, progress, last reward and length, time, and the log of what failed.
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import FormatOption, QuietOption
+from lossbench.cli._shared import Format, FormatOption, QuietOption
 from lossbench.errors import UsageError
 
 
@@ -37,7 +37,7 @@ def sweep(
     fresh: o.FreshOption = False,
     out: o.OutOption = None,
     dry_run: o.DryRunOption = False,
-    format: FormatOption = "table",
+    format: FormatOption = Format.table,
     quiet: QuietOption = False,
 ) -> None:
     """Train modes x seeds with GRPO; the same command again completes what is left.

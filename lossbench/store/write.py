@@ -30,8 +30,8 @@ def write_text(path: Path, text: str) -> None:
     _replace(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def as_arrow(table: str, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pa.Table) -> pa.Table:
-    """`rows` (records, columns, or a table) in the schema of `table`: missing columns become nulls, NaN becomes null.
+def as_arrow(table: str, rows: Any) -> pa.Table:
+    """`rows` (records, columns, or an arrow table) in the schema of `table`: missing columns become nulls, NaN becomes null.
 
     Raises KeyError for a column that the schema does not have.
     """

@@ -17,7 +17,7 @@ from lossbench.errors import UsageError
 from lossbench.loss.contract import weighted_loss
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.modes import Mode
-from lossbench.loss.surrogates import SurrogateParams, clipped_BT
+from lossbench.loss.surrogates import Level, SurrogateParams, clipped_BT
 from lossbench.training.pieces import by_length, loss_mask, row_facts, whole
 from lossbench.training.recorder import Recorder, Rollout, StepStats
 from lossbench.training.sampling import row_uniforms, sample
@@ -35,6 +35,14 @@ class ModeTrainer(GRPOTrainer):
 
     Raises UsageError for TRL settings whose meaning under a mode is not defined.
     """
+
+    # What TRL's constructor sets, in the types that hold once it has run.
+    args: GRPOConfig
+    model: Any
+    accelerator: Any
+    max_completion_length: int
+    _tokenizer: Any
+    _buffered_inputs: Any
 
     def __init__(
         self,
@@ -67,7 +75,7 @@ class ModeTrainer(GRPOTrainer):
         self.recorder = recorder
         self.cut_by_length = cut_by_length
         self._aggregation = mode.aggregation
-        self._level = self.surrogate_params.importance_sampling_level
+        self._level: Level = self.surrogate_params.importance_sampling_level
         if mode.loss_type == "gspo" and self._level == "token":
             self._level = "sequence"
         self._generation = 0
@@ -162,7 +170,7 @@ class ModeTrainer(GRPOTrainer):
     def _row_terms(self, batch_rows: int) -> Tensor:
         """Row terms (B,) of the current micro-batch; plans a new segment where one begins."""
         assert self._layout is not None
-        chunk = self._step % self.args.steps_per_generation
+        chunk = self._step % (self.args.steps_per_generation or 1)
         window = self._window
         if window is None:
             window = self._window = Window(self._aggregation, self.horizon, self.match_scale)
@@ -252,7 +260,7 @@ class ModeTrainer(GRPOTrainer):
         logp_BT, entropy_BT, _ = self._get_per_token_logps_and_entropies(
             model, ids_BT, attention_BT, piece["completion_ids"].shape[1], compute_entropy=True
         )
-        old_BT = piece.get("old_per_token_logps", logp_BT.detach())
+        old_BT = piece["old_per_token_logps"] if "old_per_token_logps" in piece else logp_BT.detach()
         advantages_B = piece["advantages"]
         loss_BT = self.mode.surrogate.fn(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
         if "importance_sampling_ratio" in piece and self.mode.loss_type != "vespo":
