@@ -31,7 +31,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def as_arrow(table: str, rows: Any) -> pa.Table:
-    """`rows` (records, columns, or an arrow table) in the schema of `table`: missing columns become nulls, NaN becomes null.
+    """`rows` (records, columns, an arrow table) in the schema of `table`: missing columns and NaN become nulls.
 
     Raises KeyError for a column that the schema does not have.
     """
