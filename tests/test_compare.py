@@ -4,6 +4,7 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from known_runs import rollout_rows, write_plan, write_run, write_sweep
@@ -20,7 +21,7 @@ from lossbench.analysis.compare import (
     pairwise,
 )
 from lossbench.analysis.length import summarise
-from lossbench.analysis.warnings import CATALOGUE, find_notices, run_versions
+from lossbench.analysis.warnings import CATALOGUE, Evidence, find_notices, run_versions, same_experiment
 from lossbench.cli.compare import compare
 from lossbench.errors import UsageError
 from lossbench.store.read import load
@@ -181,7 +182,7 @@ def bad_sweep(tmp_path):
             "a": {"arm": "grpo", "seed": 0}, "b": {"arm": half, "seed": 0}, "b2": {"arm": half, "seed": 0},
             "c": {"arm": half, "seed": 1}, "d": {"arm": "cispo", "seed": 0}, "e": {"arm": "bnpo", "seed": 0},
         },
-        max_completion_length=8, per_device_train_batch_size=1, cispo_cap=0.5, gradient_accumulation_steps=1,
+        max_completion_length=8, per_device_train_batch_size=1, cispo_cap=0.5, gradient_accumulation_steps=8,
     )  # fmt: skip
     for run_id, version in (("a", "2.12"), ("b", "2.13")):
         write_json(tmp_path / "runs" / run_id / "run.json", {"status": "completed", "versions": {"torch": version}})
@@ -211,3 +212,19 @@ def test_unpaired_seeds_are_named(summary):
 def test_half_dr_grpo_is_no_fault_where_the_whole_is_there(tmp_path):
     arms = {"dr_grpo": 20, "grpo@seq-mean-token-sum-norm/group": 20}
     assert "half-dr-grpo" not in notices(write_sweep(tmp_path / "s", arms, seeds=1, steps=2))
+
+
+def test_modes_that_are_one_experiment_are_named_with_what_would_separate_them(tmp_path, monkeypatch):
+    from lossbench.sweep.recipe import make_recipe
+
+    monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path))
+    recipe = make_recipe({"modes": ["bnpo", "dapo", "grpo"], "steps": 2}, "t").model_dump(mode="json")
+    rows = [
+        {"arm": name, "mode": name, "loss_type": "grpo", "agg_mode": agg, "scale_rewards": "group"}
+        for name, agg in (("bnpo", "micro-token-mean"), ("dapo", "token-mean"), ("grpo", "seq-mean-token-mean"))
+    ]
+    evidence = Evidence(pd.DataFrame(), pd.DataFrame(rows), recipe, {}, ())
+    # One micro-batch per step: its tokens are the window's, so bnpo is dapo; grpo is neither.
+    (sentence,) = list(same_experiment(evidence))
+    assert "bnpo" in sentence and "dapo" in sentence and "same experiment" in sentence
+    assert "separated by" in sentence and "micro" in sentence

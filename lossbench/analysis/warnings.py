@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import ValidationError
 
 from lossbench.analysis.claims import ALPHA
 from lossbench.analysis.compare import arm_values, arms_of, pair_key, pair_label
@@ -16,6 +17,9 @@ from lossbench.analysis.length import Summary, records
 from lossbench.analysis.stats import seeds_needed
 from lossbench.errors import UsageError
 from lossbench.store.read import RUN_FILE, read_json
+from lossbench.sweep.duplicates import equal_modes
+from lossbench.sweep.recipe import Recipe
+from lossbench.training.spec import ModeSpec
 
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
@@ -145,6 +149,24 @@ def _duplicated_cells(evidence: Evidence) -> Iterator[str]:
     for (arm, key), times in seen.items():
         if times > 1:
             yield f"{arm}, {pair_label(key)}: {times} runs"
+
+
+@_entry("same-experiment", "note", "sweep --skip-duplicates trains one of those that are the same")
+def same_experiment(evidence: Evidence) -> Iterator[str]:
+    """Modes that are one experiment, or one direction, under the sweep's settings."""
+    if "loss_type" not in evidence.runs or not evidence.recipe.get("per_device_train_batch_size"):
+        return
+    plain = evidence.runs[evidence.runs["arm"] == evidence.runs["mode"]].drop_duplicates("mode")
+    modes = [
+        ModeSpec(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
+        for run in records(plain)
+    ]
+    try:
+        recipe = Recipe(**evidence.recipe)
+    except ValidationError:  # a plan that another version of the program wrote: its settings mean something else here
+        return
+    for equality in equal_modes(recipe, modes):
+        yield equality.sentence
 
 
 @_entry("mixed-versions", "warning", "repeat the runs of the odd version out with --fresh in a folder of their own")

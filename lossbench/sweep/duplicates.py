@@ -11,7 +11,7 @@ from lossbench.policies.warmstart import cache_dir
 from lossbench.store.read import read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.spec import RunSpec
+from lossbench.training.spec import ModeSpec, RunSpec
 
 if TYPE_CHECKING:
     from lossbench.loss.equalities import Equality
@@ -21,21 +21,26 @@ _ROWS_ENOUGH = 16
 
 
 def duplicate_arms(recipe: Recipe, runs: list[RunSpec]) -> list["Equality"]:
-    """Equalities between the arms that share policy and settings with the recipe; empty for a single arm.
+    """Equalities between the arms that share policy and settings with the recipe; empty for a single arm."""
+    plain = {spec.mode.name: spec.mode for spec in runs if spec.arm == spec.mode.name}
+    return equal_modes(recipe, list(plain.values()))
 
-    They take torch and some gradients to find, so they are kept in the cache for the next time.
+
+def equal_modes(recipe: Recipe, modes: list[ModeSpec]) -> list["Equality"]:
+    """Which of `modes` are one experiment, or one direction, under the recipe's settings.
+
+    This takes torch and some gradients to find, so the answer is kept in the cache for the next time.
     """
     from lossbench.loss.equalities import Equality, equalities
     from lossbench.loss.modes import Mode
 
-    plain = {spec.mode.name: spec.mode for spec in runs if spec.arm == spec.mode.name}
-    if len(plain) < 2:
+    if len(modes) < 2:
         return []
     setup = setup_of(recipe)
-    kept = cache_dir() / "equalities" / f"{_digest(repr((list(plain.values()), setup)))}.json"
+    kept = cache_dir() / "equalities" / f"{_digest(repr((modes, setup)))}.json"
     with suppress(UsageError):  # not there, or damaged
         return [Equality(**fields) for fields in read_json(kept)["equalities"]]
-    found = equalities([Mode(**mode.model_dump()) for mode in plain.values()], setup)
+    found = equalities([Mode(**mode.model_dump()) for mode in modes], setup)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"equalities": [asdict(equality) for equality in found]})
