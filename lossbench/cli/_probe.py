@@ -158,6 +158,7 @@ def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Pat
     from lossbench.policies import BUILT_IN
     from lossbench.policies.load import prepare_policy
     from lossbench.store.table_file import TableFile
+    from lossbench.sweep.executors.slots import cores
     from lossbench.training.probe_run import run_job
 
     jobs = _jobs(request)
@@ -168,7 +169,7 @@ def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Pat
     if built_in:
         say(f"policy {jobs[0].policy}: built once and kept, about a minute where it is missing")
         prepare_policy(jobs[0].policy, jobs[0].policy_seed)
-    workers = request.workers or (_cores() if built_in else 1)
+    workers = request.workers or (cores() if built_in else 1)
     facts = {"settings": jobs[0].settings.as_dict(), "horizon": request.max_completion_length, "task": request.task,
              "policy_seed": request.policy_seed, "rollouts": request.rollouts and str(request.rollouts)}  # fmt: skip
     began = time.perf_counter()
@@ -187,12 +188,6 @@ def _check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out: cannot write to '{folder}' ({error.strerror})") from error
-
-
-def _cores() -> int:
-    import os
-
-    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def _analyse(
