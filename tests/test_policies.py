@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lossbench.policies import BUILT_IN
-from lossbench.policies.load import load_policy, policy_is_ready
+from lossbench.policies.load import load_policy
+from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.policies.tiny import TinyPolicy, make_tokenizer, phases, write_completion
 from lossbench.policies.warmstart import cache_dir, ensure_policy, policy_key
 
@@ -61,6 +62,23 @@ def test_two_processes_that_ask_at_once_build_once(cache):
     assert [path.name for path in (cache / "policies").iterdir() if path.is_dir()] == [f"tiny-{policy_key(QUICK)}"]
 
 
+def test_policies_built_side_by_side_have_the_weights_of_policies_built_alone(cache, tmp_path, monkeypatch):
+    policies = [replace(QUICK, policy_seed=seed) for seed in (0, 1, 0)]
+    told = []
+    prepare_policies(policies, workers=2, on_step=lambda done, total: told.append((done, total)))
+    assert not missing_policies(policies)
+    assert told[-1] == (8, 8)  # two policies of 2 + 2 steps
+    together = [weights_digest(ensure_policy(policy)) for policy in policies]
+    monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path / "alone"))
+    assert together == [weights_digest(ensure_policy(policy)) for policy in policies]
+
+
+def test_a_build_in_another_process_that_fails_says_why_in_this_one(cache):
+    with pytest.raises(Exception, match="hidden size"):
+        prepare_policies([replace(QUICK, hidden_size=3), replace(QUICK, policy_seed=1)], workers=2)
+    assert missing_policies([replace(QUICK, policy_seed=1)]) == []
+
+
 def test_a_build_that_dies_leaves_no_policy_behind(cache):
     def fail(done, total):
         raise RuntimeError("out of luck")
@@ -73,7 +91,7 @@ def test_a_build_that_dies_leaves_no_policy_behind(cache):
 
 def test_the_cache_folder_follows_the_environment(cache, monkeypatch):
     assert cache_dir() == cache
-    assert not policy_is_ready("selfcheck", 0)
+    assert missing_policies([built_in_policy("selfcheck", 0)]) == [built_in_policy("selfcheck", None)]
     monkeypatch.delenv("LOSSBENCH_CACHE")
     assert cache_dir().name == "lossbench"
 

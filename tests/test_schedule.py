@@ -360,7 +360,7 @@ def test_slices_run_one_after_another_fill_one_folder(tmp_path, monkeypatch):
         return started[-1]
 
     monkeypatch.setattr("lossbench.sweep.executors.make_executor", pretend)
-    monkeypatch.setattr(_launch, "_prepare_policies", lambda runs, quiet: None)
+    monkeypatch.setattr(_launch, "_prepare_policies", lambda runs, quiet, workers: None)
     recipe = quick_recipe(**FOUR)
     for shard in ("2/2", "1/2"):
         _launch.launch(recipe, Launch(out=tmp_path / "sweep", shard=shard, quiet=True))

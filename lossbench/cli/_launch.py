@@ -123,6 +123,7 @@ def _run(
     from lossbench.analysis.claims import fingerprint
     from lossbench.sweep.display import make_display
     from lossbench.sweep.executors import Resources, make_executor
+    from lossbench.sweep.executors.slots import cores
     from lossbench.sweep.folder import check_checkpoints, write_plan
     from lossbench.sweep.lock import Lock
     from lossbench.sweep.schedule import left_to_do, outcome, run_all
@@ -138,7 +139,7 @@ def _run(
             if not options.quiet:
                 done = len(mine) - len(left)
                 talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")
-            _prepare_policies(left, options.quiet)
+            _prepare_policies(left, options.quiet, cores())
             with make_display(left, options.quiet) as display:
                 run_all(folder, left, executor, display, fail_fast=options.fail_fast)
             result = outcome(folder, mine)
@@ -170,18 +171,20 @@ def _resume_command(folder: Path, fresh: bool, *more: str) -> str:
     return shlex.join([*words, *(word for word in more if word not in words)])
 
 
-def _prepare_policies(runs: Sequence["RunSpec"], quiet: bool) -> None:
+def _prepare_policies(runs: Sequence["RunSpec"], quiet: bool, workers: int) -> None:
     """Build the built-in policies that are missing from the cache, with a progress bar."""
-    from lossbench.policies.load import is_built_in, policy_is_ready, prepare_policy
+    from lossbench.policies.load import is_built_in
+    from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 
     wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
-    for policy, seed in wanted:
-        if policy_is_ready(policy, seed):
-            continue
-        from lossbench.cli._progress import warm_start_bar
+    missing = {key: built_in_policy(*key) for key in wanted if missing_policies([built_in_policy(*key)])}
+    if not missing:
+        return
+    from lossbench.cli._progress import warm_start_bar
 
-        with warm_start_bar(f"warm start of policy '{policy}', seed {seed}", quiet) as on_step:
-            prepare_policy(policy, seed, on_step)
+    names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
+    with warm_start_bar(f"warm start of {names}", quiet) as on_step:
+        prepare_policies(list(missing.values()), workers, on_step)
 
 
 def _say_equalities(

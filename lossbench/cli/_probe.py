@@ -103,6 +103,7 @@ def _file_name(text: str) -> str:
 
 def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
     from lossbench.policies import BUILT_IN
+    from lossbench.policies.hardware import placement
     from lossbench.tasks import make_task
     from lossbench.training.probe import ProbeSettings
     from lossbench.training.probe_batch import Sampling
@@ -117,7 +118,8 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
         raise UsageError(f"--batches is {request.batches}: give 2 or more pairs, for an interval")
     settings = ProbeSettings(sampling, request.batches, metrics, params=params, max_positions=request.max_positions)
     make_task(request.task, {})
-    options: dict[str, Any] = {"dtype": request.dtype or _default_dtype(request.device), "device": request.device}
+    dtype = request.dtype or placement(request.device, "auto").compute
+    options: dict[str, Any] = {"dtype": dtype, "device": request.device}
     if request.lora is not None:
         options["lora"] = _lora(request.lora)
     job = ProbeJob(
@@ -131,12 +133,6 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
         replace(job, policy=str(folder), policy_seed=None, label=label, step=step)
         for step, folder in _checkpoint_folders(request.checkpoints)
     ]
-
-
-def _default_dtype(device: str) -> str:
-    import torch
-
-    return "bfloat16" if device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "float32"
 
 
 def _lora(text: str) -> dict[str, int]:
@@ -156,7 +152,7 @@ def _checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
 def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Path:
     """Run the probe of every policy asked for into one file; returns its path."""
     from lossbench.policies import BUILT_IN
-    from lossbench.policies.load import prepare_policy
+    from lossbench.policies.prepare import built_in_policy, prepare_policies
     from lossbench.store.table_file import TableFile
     from lossbench.sweep.executors.slots import cores
     from lossbench.training.probe_run import run_job
@@ -168,7 +164,7 @@ def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Pat
     _check_writable(path.parent)
     if built_in:
         say(f"policy {jobs[0].policy}: built once and kept, about a minute where it is missing")
-        prepare_policy(jobs[0].policy, jobs[0].policy_seed)
+        prepare_policies([built_in_policy(jobs[0].policy, jobs[0].policy_seed)], workers=1)
     workers = request.workers or (cores() if built_in else 1)
     facts = {"settings": jobs[0].settings.as_dict(), "horizon": request.max_completion_length, "task": request.task,
              "policy_seed": request.policy_seed, "rollouts": request.rollouts and str(request.rollouts)}  # fmt: skip

@@ -12,7 +12,7 @@ def warm_start_bar(title: str, quiet: bool) -> Iterator[Callable[[int, int], Non
     """Yields `on_step(done, total)`: a bar in a terminal, a line at the start elsewhere, nothing when quiet."""
     if quiet or not sys.stderr.isatty():
         if not quiet:
-            talk(f"{title} (once, about a minute) …")
+            talk(f"{title} (once; about a minute each) …")
         yield lambda done, total: None
         return
     from rich.console import Console

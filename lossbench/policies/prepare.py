@@ -1,0 +1,74 @@
+"""Built-in policies into the cache before they are needed, several at once where there are cores for them."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import wait
+from typing import Any
+
+from lossbench.policies import BUILT_IN
+from lossbench.policies.tiny import TinyPolicy, phases
+from lossbench.policies.warmstart import ensure_policy, policy_path
+
+OnStep = Callable[[int, int], None]
+_POLL_S = 0.2
+
+
+def built_in_policy(policy: str, policy_seed: int | None) -> TinyPolicy:
+    """The configuration of the built-in policy of that name, warm-started with that seed (None: 0)."""
+    return replace(BUILT_IN[policy], policy_seed=policy_seed or 0)
+
+
+def missing_policies(policies: Sequence[TinyPolicy]) -> list[TinyPolicy]:
+    """Those that the cache lacks, each once."""
+    return [policy for policy in dict.fromkeys(policies) if not policy_path(policy).is_dir()]
+
+
+def prepare_policies(policies: Sequence[TinyPolicy], workers: int, on_step: OnStep | None = None) -> None:
+    """Build the policies that are missing, `workers` at a time, one thread each: the same weights for any number.
+
+    `on_step(done, total)` counts the steps of all. Raises what a warm start raises, such as OSError for a full disk.
+    """
+    missing = missing_policies(policies)
+    if min(workers, len(missing)) > 1:
+        _in_processes(missing, workers, on_step)
+    # The only one missing; or one whose process failed, which tells here why.
+    for policy in missing_policies(policies):
+        ensure_policy(policy, on_step)
+
+
+def _in_processes(missing: Sequence[TinyPolicy], workers: int, on_step: OnStep | None) -> None:
+    # Threads of torch do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    steps_done = context.Value("q", 0)
+    total = sum(phase.steps for policy in missing for phase in phases(policy))
+    waiting, running = list(missing), []
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                process = context.Process(target=_build, args=(waiting.pop(0), steps_done), daemon=True)
+                process.start()
+                running.append(process)
+            wait([process.sentinel for process in running], _POLL_S)
+            running = [process for process in running if process.is_alive()]
+            if on_step:
+                on_step(steps_done.value, total)
+    finally:
+        for process in running:
+            process.terminate()
+            process.join()
+
+
+def _build(policy: TinyPolicy, steps_done: Any) -> None:
+    """A worker: Ctrl-C reaches every process of a terminal, and it is for the parent to end this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def count(done: int, total: int) -> None:
+        with steps_done.get_lock():
+            steps_done.value += 1
+
+    try:
+        ensure_policy(policy, count)
+    except Exception:  # the parent builds this one again by itself, and there the exception reaches the caller
+        raise SystemExit(1) from None
