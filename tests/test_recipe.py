@@ -2,6 +2,7 @@ import pytest
 
 from lossbench.errors import UsageError
 from lossbench.sweep.grid import plan, recipe_arms
+from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import (
     apply_assignments,
     load_recipe,
@@ -75,6 +76,7 @@ def test_every_shipped_recipe_plans(name):
     resolved = load_recipe(name)
     assert resolved.description
     assert plan(resolved)
+    preflight(plan(resolved), fetch=False)
 
 
 def test_quick_is_the_default_and_small():
@@ -115,11 +117,18 @@ def test_a_bad_key_is_named_with_what_would_be_valid(keys, words):
         ({"max_completion_length": 2}, ["max_completion_length 2", "3 tokens"]),
         ({"arms": [{"mode": "grpo"}]}, ["'grpo' is given twice"]),
         ({"arms": [{"mode": "grpo", "set": {"steps": 5}}]}, ["give it a label"]),
+        ({"dtype": "bfloat16"}, ["dtype 'bfloat16'", "'selfcheck' are float32"]),
+        ({"lora": {"rank": 4}}, ["unknown LoRA option 'rank'", "valid: r"]),
+        ({"task": "arithmetic"}, ["asks as a chat", "form=plain"]),
+        ({"task": "dataset"}, ["which one? give --dataset"]),
+        ({"task": "dataset", "task_params": {"path": "hub:a/b", "verifier": "exct"}}, ["unknown verifier", "'exact'"]),
+        ({"policy": "./nowhere"}, ["model './nowhere'", "no such folder"]),
+        ({"policy": "nowhere.gguf"}, ["model 'nowhere.gguf'", "no such file"]),
     ],
 )
 def test_what_cannot_be_planned_is_refused_before_anything_starts(keys, words):
     with pytest.raises(UsageError) as caught:
-        plan(recipe(**keys))
+        preflight(plan(recipe(**keys)), fetch=False)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

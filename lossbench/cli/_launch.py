@@ -29,6 +29,8 @@ _DRY_COLUMNS = [
     "policy",
     "policy_seed",
     "steps",
+    "device",
+    "dtype",
 ]
 _AXES = ("loss_types", "agg_modes", "scale_rewards")
 
@@ -65,6 +67,8 @@ def launch(recipe: "Recipe", options: Launch) -> Path:
     from lossbench.analysis.claims import select
     from lossbench.sweep.folder import check_folder, default_folder, fresh_folder
     from lossbench.sweep.grid import plan
+    from lossbench.sweep.preflight import preflight
+    from lossbench.sweep.schedule import left_to_do
     from lossbench.sweep.shards import parse_shard, take_shard
 
     select(recipe.claims)
@@ -76,11 +80,14 @@ def launch(recipe: "Recipe", options: Launch) -> Path:
     mine = take_shard(runs, shard)
     try:
         with _interrupt_on_sigterm():
-            runs, mine = _say_equalities(recipe, runs, mine, options)
+            here = options.executor == "local"
             if options.dry_run:
-                print_table([_dry_row(spec) for spec in mine], _DRY_COLUMNS, options.format)
-                talk(f"{len(mine)} runs would go to '{folder}'; nothing was started")
+                remarks = preflight(mine, fetch=False, here=here)
+                _, mine = _say_equalities(recipe, runs, mine, options)
+                _say_what_would_run(mine, remarks, folder, options)
                 return folder
+            preflight(left_to_do(folder, mine, retry_failed=options.retry_failed), fetch=True, here=here)
+            runs, mine = _say_equalities(recipe, runs, mine, options)
             _run(recipe, folder, runs, mine, shard, options)
     except KeyboardInterrupt:
         talk(f"interrupted; finished runs are safe. To go on: {_resume_command(folder, options.fresh)}")
@@ -105,11 +112,39 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _dry_row(spec: "RunSpec") -> dict[str, Any]:
-    return {
-        **spec.labels(), "arm": spec.arm, "policy": spec.policy, "policy_seed": spec.policy_seed,
-        "steps": spec.settings.steps,
-    }  # fmt: skip
+def _say_what_would_run(runs: list["RunSpec"], remarks: list[str], folder: Path, options: Launch) -> None:
+    """The planned runs on stdout; on stderr how they would compute, and what could not be checked."""
+    from lossbench.policies.hardware import placement
+
+    here = options.executor == "local"
+    places = {}
+    if here:
+        asked = dict.fromkeys((spec.settings.device, spec.settings.dtype) for spec in runs)
+        places = {key: placement(*key) for key in asked}
+    rows, ways = [], {}
+    for spec in runs:
+        settings = spec.settings
+        place = places.get((settings.device, settings.dtype))
+        rows.append({
+            **spec.labels(), "arm": spec.arm, "policy": spec.policy, "policy_seed": spec.policy_seed,
+            "steps": settings.steps, "device": place.device if place else settings.device,
+            "dtype": place.compute if place else settings.dtype,
+        })  # fmt: skip
+        where = place.sentence if place else f"device {settings.device}, dtype {settings.dtype}, as each node can"
+        how = (
+            f"sampler {settings.sampler}, {f'LoRA {_words(settings.lora)}' if settings.lora else 'all weights trained'}"
+        )
+        ways.setdefault(f"{where}, {how}", []).append(spec.arm)
+    print_table(rows, _DRY_COLUMNS, options.format)
+    for remark in remarks:
+        talk(f"note: {remark}")
+    for way, arms in ways.items():
+        talk(way if len(ways) == 1 else f"{', '.join(dict.fromkeys(arms))}: {way}")
+    talk(f"{len(runs)} runs would go to '{folder}'; nothing was started")
+
+
+def _words(table: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in table.items())
 
 
 def _run(

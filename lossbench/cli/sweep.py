@@ -45,10 +45,11 @@ def sweep(
     Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
     """
     from lossbench.cli._launch import launch, recipe_keys
+    from lossbench.policies.adapters import parse_lora
 
     flags = {
-        "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler, "lora": _pairs(lora),
-        "report_to": report_to.split(",") if report_to else None, "probe_every": probe_every,
+        "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler,
+        "lora": None if lora is None else parse_lora(lora), "report_to": _names(report_to), "probe_every": probe_every,
         "checkpoint_every": checkpoint_every, **_dataset(dataset, verifier, task),
     }  # fmt: skip
     axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
@@ -72,11 +73,6 @@ def _dataset(dataset: str | None, verifier: str | None, task: str | None) -> dic
     return {"task": "dataset", "task_params": {"path": dataset, **({"verifier": verifier} if verifier else {})}}
 
 
-def _pairs(text: str | None) -> dict[str, int] | None:
-    """`r=16,alpha=32` as a table of numbers. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return {name.strip(): int(value) for name, value in (item.split("=") for item in text.split(","))}
-    except ValueError:
-        raise UsageError(f"--lora '{text}': write r=16 or r=16,alpha=32") from None
+def _names(text: str | None) -> list[str] | None:
+    """`a,b` as a list."""
+    return None if text is None else [name.strip() for name in text.split(",")]

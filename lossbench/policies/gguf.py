@@ -17,17 +17,24 @@ _VERSION = 1
 """Part of the cache key: raised whenever the code below makes another folder from the same file."""
 
 
+def is_converted(file: Path) -> bool:
+    """Whether the cache has the model of `file`. Raises UsageError where it has not and there is no package `gguf`."""
+    if _folder(file).is_dir():
+        return True
+    if importlib.util.find_spec("gguf") is None:
+        raise UsageError(f"model '{file}' needs gguf: pip install 'lossbench[gguf]'")
+    return False
+
+
 def gguf_folder(file: Path) -> Path:
     """The cache folder with the float32 model and tokenizer of `file`; converts it where it is missing.
 
     The folder is named after the file's contents. Raises UsageError where the package `gguf` is missing or the file
     is no model that transformers can read.
     """
-    folder = cache_dir() / "models" / f"{file.stem}-{_digest(file)[:12]}"
-    if folder.is_dir():
+    folder = _folder(file)
+    if is_converted(file):
         return folder
-    if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"model '{file}' needs gguf: pip install 'lossbench[gguf]'")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.with_suffix(".lock")):
         if folder.is_dir():
@@ -39,6 +46,10 @@ def gguf_folder(file: Path) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def _folder(file: Path) -> Path:
+    return cache_dir() / "models" / f"{file.stem}-{_digest(file)[:12]}"
 
 
 def _digest(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Real models: a hub id (`id@revision`), a local folder, or a `.gguf` file, ready to train.
+"""Real models: a hub id (`id@revision`), a local folder, or a `.gguf` file (`pkg:name`: that of a package), to train.
 
 The network is used only for a hub id that the local cache lacks, and never where `HF_HUB_OFFLINE` is set.
 """
@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from lossbench.errors import UsageError, unknown
-from lossbench.policies.gguf import gguf_folder
+from lossbench.errors import UsageError
+from lossbench.policies.adapters import (
+    ADAPTER_FILE,
+    adapter_base,
+    refuse_bad_lora,
+    with_lora,
+    with_trained_adapter,
+)
+from lossbench.policies.gguf import gguf_folder, is_converted
+from lossbench.policies.hardware import placement, torch_dtype
 from lossbench.policies.load import LoadedPolicy
 
 Kind = Literal["hub", "folder", "gguf"]
+PACKAGE = "pkg:"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
-LORA_OPTIONS = ("r", "alpha", "dropout", "target_modules")
 
 
 @dataclass(frozen=True)
@@ -35,41 +43,67 @@ def resolve(reference: str, *, weights: bool = True) -> Source:
     """The files that a model reference names; without `weights` its configuration and tokenizer are enough.
 
     A hub id is fetched where the local cache lacks it, a `.gguf` file converted into lossbench's cache where it is
-    new. Raises UsageError where a path does not exist, or is neither a model's folder nor a `.gguf` file, or the hub
-    id cannot be had.
+    new. `pkg:name` is the `.gguf` file that the installed Python package `name` ships. Raises UsageError where a path
+    does not exist, or is neither a model's folder nor a `.gguf` file, or the hub id cannot be had.
     """
-    path = Path(reference).expanduser()
+    path = _local(reference)
+    if path is None:
+        folder = _hub_folder(reference, weights)
+        return Source("hub", folder, folder.name)
+    return Source("gguf", gguf_folder(path)) if path.suffix == ".gguf" else Source("folder", path)
+
+
+def first_use(reference: str) -> str | None:
+    """What the first use of the model will have to do; None where its files are here, ready to be loaded.
+
+    Fetches and converts nothing. Raises UsageError as `resolve` does, but for what only the hub can tell.
+    """
+    path = _local(reference)
+    if path is None:
+        return None if _cached(reference, weights=True) else "fetched from the hub"
+    if path.suffix == ".gguf" and not is_converted(path):
+        return "converted into the cache"
+    return None
+
+
+def _local(reference: str) -> Path | None:
+    """The folder or `.gguf` file that the reference names, None where it is a hub id."""
+    path = _packaged(reference) if reference.startswith(PACKAGE) else Path(reference).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise UsageError(f"model '{reference}': no such file")
-        return Source("gguf", gguf_folder(path))
+        return path
     if path.is_dir():
-        if not any((path / name).is_file() for name in ("config.json", "tokenizer_config.json")):
+        if not any((path / name).is_file() for name in ("config.json", "tokenizer_config.json", ADAPTER_FILE)):
             raise UsageError(f"model '{reference}': the folder has no config.json; valid: a folder of save_pretrained")
-        return Source("folder", path)
+        return path
     if path.exists() or path.is_absolute() or reference.startswith(("./", "../", "~")):
         raise UsageError(
             f"model '{reference}': no such folder; valid: a folder, a .gguf file, or a hub id (id@revision)"
         )
-    folder = _hub_folder(reference, weights)
-    return Source("hub", folder, folder.name)
+    return None
+
+
+def _packaged(reference: str) -> Path:
+    """The `.gguf` file of an installed package, found without importing it: a model reference must not run code."""
+    package = reference.removeprefix(PACKAGE)
+    found = importlib.util.find_spec(package) if package.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise UsageError(f"model '{reference}': no package '{package}' is installed here")
+    files = sorted(file for place in found.submodule_search_locations for file in Path(place).glob("*.gguf"))
+    if len(files) != 1:
+        raise UsageError(f"model '{reference}': the package has {len(files)} .gguf files; give the path of one")
+    return files[0]
 
 
 def _hub_folder(reference: str, weights: bool) -> Path:
-    """The snapshot of `id@revision` in the hub's cache, named after its commit."""
+    """The snapshot of `id@revision` in the hub's cache, named after its commit; fetched where it is not there."""
     from huggingface_hub import snapshot_download
 
+    if folder := _cached(reference, weights):
+        return folder
     name, _, revision = reference.partition("@")
     wanted = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())]
-    try:
-        folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
-        if not weights or any(folder.glob("*.safetensors")):
-            return folder
-    except (OSError, ValueError) as error:  # not cached; a malformed id is told apart below, where the hub is asked
-        if "Repo id must" in str(error):
-            raise UsageError(
-                f"model '{reference}': neither a folder, nor a .gguf file, nor a hub id (id@revision)"
-            ) from None
     if why_not := _no_hub():
         raise UsageError(f"model '{reference}': not in the local cache, and {why_not}")
     try:
@@ -78,6 +112,22 @@ def _hub_folder(reference: str, weights: bool) -> Path:
         raise UsageError(
             f"model '{reference}': no such model or revision on the hub, or no access ({_one_line(error)})"
         ) from error
+
+
+def _cached(reference: str, weights: bool) -> Path | None:
+    """The snapshot in the hub's cache, None where it lacks it. Raises UsageError for what cannot be a hub id."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = reference.partition("@")
+    try:
+        folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
+    except (OSError, ValueError) as error:
+        if "Repo id must" in str(error):
+            raise UsageError(
+                f"model '{reference}': neither a folder, nor a .gguf file, nor a hub id (id@revision)"
+            ) from None
+        return None
+    return folder if not weights or any(folder.glob("*.safetensors")) else None
 
 
 def _no_hub() -> str | None:
@@ -111,38 +161,46 @@ def load_pretrained(
 ) -> LoadedPolicy:
     """The model that `reference` names, on its device, with its tokenizer.
 
-    `device` "auto" is the GPU where there is one. `dtype` is that of the weights: "auto" keeps them float32
-    everywhere, so that small updates are not rounded away (the trainer computes in bfloat16 where the GPU can);
-    "bfloat16" is refused where the GPU cannot. `lora` ({"r": 16, "alpha": 32, ...}) trains adapters only. Raises
-    UsageError, one line, where the model cannot be had, has no EOS token, or an option does not fit.
+    `device` and `dtype`, that of the weights, are those of `hardware.placement`; `lora` ({"r": 16, "alpha": 32, ...})
+    trains adapters only. Raises UsageError, one line, where the model cannot be had, has no EOS token, or an option
+    does not fit.
+
+    Where the reference is a trained adapter (a LoRA checkpoint), the base model that it names is loaded under it, and
+    the adapter alone is trained.
     """
     import torch
     import transformers
 
-    place = _device(device)
-    weights = _dtype(dtype, place)
-    _refuse_bad_lora(lora)
+    place = placement(device, dtype)
+    refuse_bad_lora(lora)
     source = resolve(reference)
-    options = {"dtype": weights, "trust_remote_code": trust_remote_code}
-    model = _from_folder(transformers.AutoModelForCausalLM, reference, source, **options)
+    base = adapter_base(source.folder, reference)
+    if base and lora:
+        raise UsageError(f"model '{reference}' is an adapter already: leave --lora out")
+    options = {"dtype": torch_dtype(place.weights), "trust_remote_code": trust_remote_code}
+    whole = _base_source(reference, base) if base else source
+    model = _from_folder(transformers.AutoModelForCausalLM, reference, whole, **options)
     tokenizer = load_tokenizer(reference, trust_remote_code=trust_remote_code)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora:
-        model = _with_lora(model, lora, gradient_checkpointing)
+        model = with_lora(model, lora, gradient_checkpointing)
+    elif base:
+        model = with_trained_adapter(model, source.folder, reference, gradient_checkpointing)
     resolved = {
         "model": reference,
         "kind": source.kind,
         "commit": source.commit,
-        "dtype": str(weights).removeprefix("torch."),
-        "device": place,
+        "adapter_of": base,
+        "dtype": place.weights,
+        "device": place.device,
         "lora": dict(lora) if lora else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    return LoadedPolicy(model.to(place), tokenizer, resolved)
+    return LoadedPolicy(model.to(place.device), tokenizer, resolved)
 
 
 def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
@@ -153,13 +211,25 @@ def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     source = resolve(reference, weights=False)
+    if not (source.folder / "tokenizer_config.json").is_file() and (base := adapter_base(source.folder, reference)):
+        source = _base_source(reference, base)
     tokenizer = _from_folder(AutoTokenizer, reference, source, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
-        raise UsageError(f"model '{reference}': its tokenizer has no EOS token, so no completion could end by itself")
+        raise UsageError(
+            f"model '{reference}': its tokenizer has no EOS token, so no completion could end by itself: choose "
+            "another model, or set eos_token in its tokenizer_config.json"
+        )
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _base_source(reference: str, base: str) -> Source:
+    try:
+        return resolve(base)
+    except UsageError as error:
+        raise UsageError(f"model '{reference}' is an adapter whose base cannot be had: {error}") from error
 
 
 def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> Any:
@@ -171,58 +241,8 @@ def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> A
         raise UsageError(f"model '{reference}': cannot be loaded ({_one_line(error)})") from error
 
 
-def _device(asked: str) -> str:
-    import torch
-
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(unknown("device", asked, ("auto", "cpu", "cuda")))
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device '{asked}': torch sees no GPU here; valid: auto, cpu")
-    return asked
-
-
-def _dtype(asked: str, device: str) -> Any:
-    import torch
-
-    if asked == "bfloat16" and device != "cpu" and not torch.cuda.is_bf16_supported():
-        raise UsageError("dtype 'bfloat16': this GPU cannot compute in it; valid: auto, float32")
-    dtypes = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    if asked not in dtypes:
-        raise UsageError(unknown("dtype", asked, dtypes))
-    return dtypes[asked]
-
-
-def _refuse_bad_lora(lora: Mapping[str, Any] | None) -> None:
-    if not lora:
-        return
-    for name in lora:
-        if name not in LORA_OPTIONS:
-            raise UsageError(unknown("LoRA option", name, LORA_OPTIONS))
-    if not isinstance(lora.get("r"), int) or lora["r"] < 1:
-        raise UsageError(f"LoRA option r={lora.get('r')}; valid: a whole number >= 1, as in --lora r=16")
-    if importlib.util.find_spec("peft") is None:
-        raise UsageError("LoRA needs peft: pip install 'lossbench[peft]'")
-
-
-def _with_lora(model: Any, lora: Mapping[str, Any], gradient_checkpointing: bool) -> Any:
-    """`model` with adapters on all its linear layers; alpha defaults to twice r."""
-    from peft import LoraConfig, get_peft_model
-
-    if gradient_checkpointing:  # frozen embeddings would cut the graph in front of the first checkpoint
-        model.enable_input_require_grads()
-    config = LoraConfig(
-        r=lora["r"],
-        lora_alpha=lora.get("alpha", 2 * lora["r"]),
-        lora_dropout=lora.get("dropout", 0.0),
-        target_modules=lora.get("target_modules", "all-linear"),
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(model, config)
-
-
 PromptRenderer = Callable[[str], str]
+PLAIN = "ask in plain text with the task's chat=false (arithmetic: form=plain)"
 
 
 def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
@@ -232,7 +252,7 @@ def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
     template, or it fails.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(f"model '{reference}' has no chat template: ask in plain text with the task's chat=false")
+        raise UsageError(f"model '{reference}' has no chat template: {PLAIN}")
     bos = tokenizer.bos_token
     adds_bos = bos is not None and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]
 
@@ -244,7 +264,7 @@ def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
         except Exception as error:  # a template is code of the model's author and may raise anything
             reason = " ".join(str(error).split())[:200]
             raise UsageError(
-                f"model '{reference}': its chat template fails ({type(error).__name__}: {reason})"
+                f"model '{reference}': its chat template fails ({type(error).__name__}: {reason}): {PLAIN}"
             ) from error
         return rendered.removeprefix(bos) if adds_bos else rendered
 

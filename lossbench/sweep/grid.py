@@ -8,10 +8,11 @@ from lossbench.training.spec import ModeSpec, RunSpec, Settings
 def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
     """All runs of the recipe, each arm of the first seed before any arm of the second.
 
-    Raises UsageError for unknown modes, an arm named twice, prompts or a cap that do not suffice.
+    Raises UsageError for unknown modes, an arm named twice, or settings that do not fit each other.
     """
     arms = recipe_arms(recipe)
-    _check_task(recipe, arms, processes)
+    for name, mode, arm in arms:
+        _check_settings(recipe, name, mode, arm, processes)
     return [_run(recipe, name, mode, arm, seed, processes) for seed in recipe.seeds for name, mode, arm in arms]
 
 
@@ -77,35 +78,21 @@ def _run(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, seed: int, process
     )
 
 
-def _check_task(recipe: Recipe, arms: list[tuple[str, ModeSpec, Arm]], processes: int) -> None:
-    """Refuse, before any model loads, what the task cannot serve."""
+def _check_settings(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, processes: int) -> None:
     from pydantic import ValidationError
 
     from lossbench.sweep.recipe import describe
-    from lossbench.tasks import make_task
 
-    for name, mode, arm in arms:
-        try:
-            settings = recipe.settings(arm.set)
-        except ValidationError as error:
-            raise UsageError(f"arm '{name}': {describe(error, Settings)}") from None
-        if settings.rows_per_generation() % settings.num_generations:
-            raise UsageError(
-                f"arm '{name}': {settings.rows_per_generation()} completions per generation are not whole "
-                f"groups of num_generations {settings.num_generations}"
-            )
-        _check_processes(name, mode, settings, processes)
-        task = make_task(settings.task, settings.task_params)
-        needed, there = settings.prompts_per_generation(), len(task.train_prompts)
-        if there < needed:
-            raise UsageError(
-                f"task '{settings.task}' has {there} training prompts, fewer than the {needed} of one generation"
-            )
-        if settings.max_completion_length < task.shortest_answer_tokens:
-            raise UsageError(
-                f"max_completion_length {settings.max_completion_length} is below the shortest rewarded completion of "
-                f"task '{settings.task}', {task.shortest_answer_tokens} tokens with its EOS"
-            )
+    try:
+        settings = recipe.settings(arm.set)
+    except ValidationError as error:
+        raise UsageError(f"arm '{name}': {describe(error, Settings)}") from None
+    if settings.rows_per_generation() % settings.num_generations:
+        raise UsageError(
+            f"arm '{name}': {settings.rows_per_generation()} completions per generation are not whole "
+            f"groups of num_generations {settings.num_generations}"
+        )
+    _check_processes(name, mode, settings, processes)
 
 
 def _check_processes(name: str, mode: ModeSpec, settings: Settings, processes: int) -> None:

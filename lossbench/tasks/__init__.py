@@ -7,14 +7,14 @@ from lossbench.errors import UsageError, unknown
 from lossbench.tasks.arithmetic import make_arithmetic
 from lossbench.tasks.base import Prompt, Task, TaskEntry
 from lossbench.tasks.countdown import make_countdown
-from lossbench.tasks.dataset import make_dataset
+from lossbench.tasks.dataset import hub_data, make_dataset
 from lossbench.tasks.overlong import OverlongPenalty, WithOverlongPenalty
 from lossbench.tasks.params import read_params
 from lossbench.tasks.reasoning_gym import PREFIX, make_reasoning_gym
 from lossbench.tasks.selfcheck import make_selfcheck
 from lossbench.tasks.user_file import is_file_reference, task_from_file
 
-__all__ = ["TASKS", "Prompt", "Task", "TaskEntry", "make_task"]
+__all__ = ["TASKS", "Prompt", "Task", "TaskEntry", "make_task", "remote_data"]
 
 TASKS: dict[str, TaskEntry] = {
     "selfcheck": TaskEntry(make_selfcheck, "one-digit sums, then any number of self-checks (the built-in experiment)"),
@@ -32,8 +32,7 @@ def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
     Every task also takes `overlong_max_tokens` and `overlong_cache_tokens` (DAPO's soft overlong penalty, off at 0).
     Raises UsageError on an unknown name or parameter.
     """
-    own = dict(params or {})
-    overlong = read_params(name, {key: own.pop(key) for key in _OVERLONG if key in own}, _OVERLONG)
+    own, overlong = _split(name, params)
     if name in TASKS:
         task = TASKS[name].factory(own)
     elif name.startswith(PREFIX):
@@ -42,5 +41,18 @@ def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
         task = task_from_file(name, own)
     else:
         raise UsageError(unknown("task", name, [*TASKS, f"{PREFIX}NAME", "file.py:Task"]))
+    return WithOverlongPenalty(task, overlong) if overlong else task
+
+
+def remote_data(name: str, params: Mapping[str, Any] | None = None) -> str | None:
+    """The data set on the hub that the task asks for, None where it needs none. Raises UsageError as `make_task`."""
+    own, _ = _split(name, params)
+    return hub_data(own) if name == "dataset" else None
+
+
+def _split(name: str, params: Mapping[str, Any] | None) -> tuple[dict[str, Any], OverlongPenalty | None]:
+    """The task's own parameters, and the penalty that they ask for."""
+    own = dict(params or {})
+    overlong = read_params(name, {key: own.pop(key) for key in _OVERLONG if key in own}, _OVERLONG)
     max_tokens, cache_tokens = overlong.values()
-    return WithOverlongPenalty(task, OverlongPenalty(max_tokens, cache_tokens)) if max_tokens else task
+    return own, OverlongPenalty(max_tokens, cache_tokens) if max_tokens else None

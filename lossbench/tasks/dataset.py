@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _DEFAULTS = {
     "answer_column": None,
     "split": "train",
     "chat": True,
+    "prefix": "",
     "suffix": "",
     "train_size": 0,
     "eval_size": 100,
@@ -38,9 +40,9 @@ Row = Mapping[str, Any]
 class DatasetTask:
     """Rows of a data set in an order shuffled once by `seed`; the first `eval_size` (a fifth at most) evaluate.
 
-    `train_size` 0 takes all the rest. `suffix` is appended to every prompt, on a line of its own. `prompt_column` and
-    `answer_column` default to the usual names: prompt, question, problem or input; answer, solution, ground_truth or
-    target.
+    `train_size` 0 takes all the rest. `prefix` and `suffix` stand before and after every prompt, on lines of their own.
+    `prompt_column` and `answer_column` default to the usual names: prompt, question, problem or input; answer,
+    solution, ground_truth or target.
     """
 
     shortest_answer_tokens = 2  # one answer token and the EOS
@@ -54,12 +56,13 @@ class DatasetTask:
         answer_column: str | None,
         split: str,
         chat: bool,
+        prefix: str,
         suffix: str,
         train_size: int,
         eval_size: int,
         seed: int,
     ) -> None:
-        self.name = f"dataset-{Path(path.removeprefix(HUB)).stem}"
+        self.name = f"dataset-{_title(path)}"
         self.chat = chat
         gold_problem = verifier_kind(verifier).gold_problem
         rows = read_rows(path, split)
@@ -72,7 +75,7 @@ class DatasetTask:
             if problem:
                 needed = f"verifier '{verifier}' cannot compare with it: mend or drop the row"
                 raise UsageError(f"{place}: answer {answer[:40]!r} {problem}; {needed}")
-            prompts.append(Prompt(number, f"{text}\n{suffix}" if suffix else text, answer))
+            prompts.append(Prompt(number, "\n".join(part for part in (prefix, text, suffix) if part), answer))
         self.verifier = make_verifier(verifier)
         order = np.random.default_rng(seed).permutation(len(prompts))
         evaluated = held_out(len(prompts), train_size or len(prompts), eval_size)
@@ -87,6 +90,10 @@ class DatasetTask:
     def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
         """1.0 for a right answer that ended before the cap, else 0.0."""
         return correct_and_terminated(correct, terminated)
+
+
+def _title(path: str) -> str:
+    return Path(re.split("[:@]", path.removeprefix(HUB))[0]).stem if path.startswith(HUB) else Path(path).stem
 
 
 def _column(dataset: str, row: Row, role: str, asked: str | None) -> str:
@@ -183,7 +190,18 @@ def _hub_rows(reference: str, split: str) -> list[tuple[str, Row]]:
 
 def make_dataset(params: Mapping[str, Any]) -> DatasetTask:
     """The task from its parameters; `path` must be given. Raises UsageError naming file, row and remedy."""
+    return DatasetTask(**_checked(params))
+
+
+def hub_data(params: Mapping[str, Any]) -> str | None:
+    """The data set that the task would have to fetch, None where it is a file. Raises UsageError for bad parameters."""
+    path = _checked(params)["path"]
+    return path if path.startswith(HUB) else None
+
+
+def _checked(params: Mapping[str, Any]) -> dict[str, Any]:
     values = read_params("dataset", params, _DEFAULTS)
     if values["path"] is None:
         raise UsageError("task 'dataset': which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
-    return DatasetTask(**values)
+    verifier_kind(values["verifier"])
+    return values

@@ -11,6 +11,7 @@ import torch.distributed
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 
 from lossbench.errors import UsageError
+from lossbench.policies.hardware import choose_device
 from lossbench.training.run import execute
 from lossbench.training.spec import RunSpec
 from lossbench.training.worker import OnStep
@@ -42,7 +43,7 @@ def _rank(rank: int, spec: RunSpec, run_dir: Path, on_step: OnStep | None, meeti
     die_with_parent()
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": spec.processes, "LOCAL_WORLD_SIZE": spec.processes}
     os.environ.update({name: str(value) for name, value in place.items()})
-    on_gpu = spec.settings.device != "cpu" and torch.cuda.is_available()
+    on_gpu = choose_device(spec.settings.device) != "cpu"
     if on_gpu:
         if torch.cuda.device_count() < spec.processes:
             raise UsageError(

@@ -1,6 +1,7 @@
 """One run: a `RunSpec` in, the files of its folder out."""
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,12 +10,12 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is used on purpose
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
-import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode
+from lossbench.policies.hardware import placement
 from lossbench.policies.load import LoadedPolicy, load_policy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
@@ -36,6 +37,9 @@ from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.spec import RunSpec
 from lossbench.training.trainer import ModeTrainer
 from lossbench.training.worker import OnStep
+
+TENSORBOARD = "tensorboard"
+PROJECT = "lossbench"
 
 
 def is_main_process() -> bool:
@@ -121,6 +125,7 @@ def _cut_back(run_dir: Path, writer: PartWriter, step: int | None) -> None:
     drop_unsealed(run_dir)
     if step is None:
         writer.clear()
+        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
     else:
         writer.keep_up_to(step)
 
@@ -130,6 +135,7 @@ def make_trainer(
 ) -> ModeTrainer:
     """The trainer of a run, ready to train."""
     settings = spec.settings
+    _send_logs_to(run_dir, settings.report_to)
     reward = TaskReward(task)
     trainer = ModeTrainer(
         model=policy.model,
@@ -153,6 +159,15 @@ def make_trainer(
     return trainer
 
 
+def _send_logs_to(run_dir: Path, loggers: list[str]) -> None:
+    """Have loggers keep their files in the run's folder; left to themselves some keep them with the checkpoints."""
+    if "tensorboard" in loggers:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run_dir / TENSORBOARD)
+    if "wandb" in loggers:
+        os.environ["WANDB_DIR"] = str(run_dir)
+        os.environ.setdefault("WANDB_PROJECT", PROJECT)
+
+
 _PASSED_ON = (
     "num_generations", "gradient_accumulation_steps", "num_iterations",
     "max_completion_length", "temperature", "top_p", "top_k", "mask_truncated_completions", "learning_rate",
@@ -168,7 +183,7 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
     """
     settings = spec.settings
     every = checkpoint_steps(settings)
-    cuda = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    place = placement(settings.device, settings.dtype)
     return GRPOConfig(
         output_dir=str(output_dir),
         max_steps=settings.steps,
@@ -178,14 +193,16 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
         seed=spec.seed,
         shuffle_dataset=False,
         use_vllm=settings.sampler == "vllm",
-        use_cpu=not cuda,
-        bf16=cuda and settings.dtype != "float32" and torch.cuda.is_bf16_supported(),
+        use_cpu=place.device == "cpu",
+        bf16=place.device != "cpu" and place.compute == "bfloat16",
         logging_steps=1,
         disable_tqdm=True,
         save_strategy="steps" if every else "no",
         save_steps=every or 500,
         save_total_limit=2,  # the last sealed one stays while the next is written
         report_to=settings.report_to or "none",
+        run_name=spec.run_id,
+        project=PROJECT,
         **{name: getattr(settings, name) for name in _PASSED_ON},
     )
 

@@ -4,9 +4,12 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from lossbench.errors import unknown
 
 Sampler = Literal["lossbench", "generate", "vllm"]
+LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
 class Settings(BaseModel):
@@ -63,7 +66,15 @@ class Settings(BaseModel):
     text: bool = True  # keep prompts and completions in the tables
     checkpoint_every: int | None = Field(None, ge=1)  # steps
     probe_every: int | None = Field(None, ge=1)  # steps
-    report_to: list[str] = Field(default_factory=list)
+    report_to: list[str] = Field(default_factory=list)  # some of LOGGERS
+
+    @field_validator("report_to")
+    @classmethod
+    def _check_loggers(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in LOGGERS:
+                raise ValueError(unknown("logger", name, LOGGERS))
+        return names
 
     @property
     def micro_batches_per_generation(self) -> int:

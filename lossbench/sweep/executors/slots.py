@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from lossbench.errors import UsageError
+from lossbench.policies.hardware import may_have_gpu
 from lossbench.sweep.executors.base import Resources
 
 
@@ -20,8 +20,8 @@ def cores() -> int:
 
 def visible_gpus() -> list[str]:
     """The GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes, less those it hides already."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")) and not Path("/dev/kfd").exists():
-        return []  # spares the import of torch
+    if not may_have_gpu():
+        return []
     import torch
 
     count = torch.cuda.device_count()

@@ -1,0 +1,107 @@
+"""What can be refused before anything starts: what the runs need from outside their plan, looked at once each."""
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+
+from lossbench.errors import UsageError
+from lossbench.policies.hardware import placement
+from lossbench.policies.load import is_built_in
+from lossbench.tasks import Task, make_task, remote_data
+from lossbench.training.spec import RunSpec, Settings
+
+_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+
+
+def preflight(runs: Iterable[RunSpec], *, fetch: bool, here: bool = True) -> list[str]:
+    """Check devices, extras, tasks, models and prompts. Raises UsageError, one line, for what the runs would fail on.
+
+    With `fetch`, data sets and models that this machine lacks are fetched, and `.gguf` files converted; else they are
+    passed over, and the remarks returned say so. `here` is whether the runs run on this machine: devices and extras of
+    others are theirs to check.
+    """
+    remarks: dict[str, None] = {}
+    tasks: dict[str, Task | None] = {}
+    policies_seen: set[tuple[str, str, bool]] = set()
+    for spec in _distinct(runs):
+        settings = spec.settings
+        if here:
+            _check_extras(settings)
+        _check_built_in(spec)
+        asked = f"{settings.task} {sorted(settings.task_params.items())}"
+        if asked not in tasks:
+            tasks[asked] = _task(settings, fetch, remarks)
+        task = tasks[asked]
+        if task is not None:
+            _check_prompts(settings, task)
+        policy = (spec.policy, asked, settings.trust_remote_code)
+        if policy not in policies_seen:
+            policies_seen.add(policy)
+            _check_policy(spec, task, fetch, remarks)
+    return list(remarks)
+
+
+def _distinct(runs: Iterable[RunSpec]) -> Sequence[RunSpec]:
+    """One run of each policy and settings: seeds and modes need nothing of their own."""
+    return list({(spec.policy, spec.settings.model_dump_json()): spec for spec in runs}.values())
+
+
+def _check_extras(settings: Settings) -> None:
+    placement(settings.device, settings.dtype)
+    if settings.sampler == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UsageError("sampler 'vllm' needs vllm: pip install 'lossbench[vllm]'; valid without: lossbench, generate")
+    for name in settings.report_to:
+        if not any(importlib.util.find_spec(package) for package in _PACKAGES[name]):
+            raise UsageError(f"--report-to {name} needs {name}: pip install 'lossbench[{name}]'")
+    if settings.lora:
+        from lossbench.policies.adapters import refuse_bad_lora
+
+        refuse_bad_lora(settings.lora)
+
+
+def _check_built_in(spec: RunSpec) -> None:
+    """A setting that a built-in policy would pass over in silence."""
+    if is_built_in(spec.policy) and spec.settings.dtype == "bfloat16":
+        raise UsageError(f"dtype 'bfloat16' is for a model: the weights of policy '{spec.policy}' are float32")
+
+
+def _task(settings: Settings, fetch: bool, remarks: dict[str, None]) -> Task | None:
+    """The runs' task, None where its data would have to be fetched."""
+    remote = None if fetch else remote_data(settings.task, settings.task_params)
+    if remote is None:
+        return make_task(settings.task, settings.task_params)
+    remarks[f"data set {remote}: fetched, and its rows checked, when the sweep starts"] = None
+    return None
+
+
+def _check_prompts(settings: Settings, task: Task) -> None:
+    needed, there = settings.prompts_per_generation(), len(task.train_prompts)
+    if there < needed:
+        raise UsageError(
+            f"task '{settings.task}' has {there} training prompts, fewer than the {needed} of one generation"
+        )
+    if settings.max_completion_length < task.shortest_answer_tokens:
+        raise UsageError(
+            f"max_completion_length {settings.max_completion_length} is below the shortest rewarded completion of "
+            f"task '{settings.task}', {task.shortest_answer_tokens} tokens with its EOS"
+        )
+
+
+def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, remarks: dict[str, None]) -> None:
+    """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
+    from lossbench.policies.hub import PLAIN, first_use, load_tokenizer, resolve
+    from lossbench.training.chat import as_read_by
+
+    if is_built_in(spec.policy):
+        if getattr(task, "chat", False):
+            raise UsageError(
+                f"task '{spec.settings.task}' asks as a chat, and policy '{spec.policy}' has none: {PLAIN}"
+            )
+        return
+    if fetch:
+        resolve(spec.policy)
+    elif todo := first_use(spec.policy):
+        remarks[f"model {spec.policy}: {todo}, and its tokenizer checked, when the sweep starts"] = None
+        return
+    tokenizer = load_tokenizer(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
+    if task is not None:
+        as_read_by(task, tokenizer, spec.policy)
