@@ -5,6 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import lossbench.training.probe_local as probe_local
+import lossbench.training.probe_products as probe_products
 from lossbench.errors import UsageError
 from lossbench.training.probe import length_coefficients
 from lossbench.training.probe_batch import ProbeBatch, make_chunks
@@ -51,9 +52,14 @@ def row_gradient(model, rollout: ProbeBatch, row: int) -> list[torch.Tensor]:
     return list(torch.autograd.grad(total, parameters))
 
 
-@pytest.mark.parametrize("engine", [LocalEngine, ForwardEngine])
+@pytest.mark.parametrize("engine", [LocalEngine, ForwardEngine, "by completion"])
 @pytest.mark.parametrize("make", [llama, lambda: llama(tied=True), qwen], ids=["llama", "tied", "qwen"])
-def test_directions_and_projections_are_those_of_row_gradients(make, engine):
+def test_directions_and_projections_are_those_of_row_gradients(make, engine, monkeypatch):
+    if engine == "by completion":  # as large layers go; blocks of one or two completions
+        monkeypatch.setattr(probe_products, "_LEAST_NUMBERS", 1)
+        monkeypatch.setattr(probe_products, "_LEAST_TOKENS", 0)
+        monkeypatch.setattr(probe_products, "_BLOCK_NUMBERS", 150)
+        engine = LocalEngine
     model, rollout = make().eval(), batch()
     parameters = select_parameters(model)
     gradients = [row_gradient(model, rollout, row) for row in range(5)]

@@ -91,14 +91,14 @@ class Prober:
             batch = self.source(MOMENT_STREAM, number)
             coefficients_1B = centred_rewards(batch)[None] / len(batch.reward)
             (gradient,) = self.engine.record(batch).directions(coefficients_1B)
-            squares = [g.square() / count for g in gradient]
-            totals = [a + b for a, b in zip(totals, squares, strict=True)] if totals else squares
+            squares = [g.square_().div_(count) for g in gradient]
+            totals = [a.add_(b) for a, b in zip(totals, squares, strict=True)] if totals else squares
         if not any(bool(total.any()) for total in totals):
             raise UsageError(
                 f"no group of {count} batches has rewards that differ: every mode's gradient is 0, so no loss could "
                 "move the length; use an easier or a harder task, or a larger num_generations"
             )
-        return [total.clamp(min=max(float(total.mean()) * MOMENT_FLOOR, 1e-30)).rsqrt() for total in totals]
+        return [total.clamp_(min=max(float(total.mean()) * MOMENT_FLOOR, 1e-30)).rsqrt_() for total in totals]
 
     def pair(self, number: int, step: int = 0) -> dict[str, list[Any]]:
         """Columns of the `probe` table for one pair of batches (`policy` is left to the caller)."""
@@ -106,12 +106,20 @@ class Prober:
         records = [self.engine.record(batch) for batch in batches]
         columns: dict[str, list[Any]] = {}
         for half in (0, 1):
-            names, directions = self._directions(batches[1 - half], records[1 - half], 2 * number + half)
-            projections = records[half].projections(directions, self._scales)
-            part = self._columns(batches[half], names, np.asarray(projections), number, half, step)
+            other = batches[1 - half], records[1 - half]
+            names, projections = self._project(records[half], *other, 2 * number + half)
+            part = self._columns(batches[half], names, projections, number, half, step)
             for name, values in part.items():
                 columns.setdefault(name, []).extend(values)
         return columns
+
+    def _project(self, record: Record, batch: ProbeBatch, other: Record, number: int) -> tuple[list[str], np.ndarray]:
+        """Names of the directions that `batch` (of record `other`) has, and `record` along them: (metrics, K, B).
+
+        The directions live no longer than this call: each is as large as the model in float32.
+        """
+        names, directions = self._directions(batch, other, number)
+        return names, np.asarray(record.projections(directions, self._scales))
 
     def _directions(self, batch: ProbeBatch, record: Record, number: int) -> tuple[list[str], list[Vector]]:
         """Names and vectors of the length directions that the batch has, and of the random ones."""

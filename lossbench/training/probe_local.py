@@ -1,6 +1,6 @@
 """The fast engine: projections of completions' scores from each module's own inputs and output gradients."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,15 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lossbench.training.probe_batch import Chunk, ProbeBatch
-from lossbench.training.probe_scores import (
-    Engine,
-    ForwardEngine,
-    Policy,
-    Record,
-    Vector,
-    check_finite,
-    scaled,
-)
+from lossbench.training.probe_products import Owner, Rows, Use, add_gradients, add_projections
+from lossbench.training.probe_scores import Engine, ForwardEngine, Policy, Record, Vector, check_finite
 
 # Numbers that a record may keep (256 MB in float32); a larger batch is passed through the model again when needed.
 _KEPT_NUMBERS = 1 << 26
@@ -29,40 +22,11 @@ class NotLocal(Exception):
 
 
 @dataclass(frozen=True)
-class _Owner:
-    """A module with selected parameters of its own: their names in it, and their places in a vector."""
-
-    module: nn.Module
-    names: tuple[str, ...]
-    places: tuple[int, ...]
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: getattr(self.module, name).detach() for name in self.names}
-
-    def tangents(self, vector: Vector) -> dict[str, Tensor]:
-        """The module's part of `vector`, in the dtype of its parameters."""
-        own = self.parameters()
-        return {name: vector[place].to(own[name].dtype) for name, place in zip(self.names, self.places, strict=True)}
-
-    def output(self, inputs_nX: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
-        return lambda values: torch.func.functional_call(self.module, values, (inputs_nX,))
-
-
-@dataclass(frozen=True)
-class _Use:
-    """One call of a module over n tokens: its inputs (n, ...) and the gradient of its output (n, ...)."""
-
-    owner: _Owner
-    inputs_nX: Tensor
-    grads_nY: Tensor
-
-
-@dataclass(frozen=True)
 class _Tape:
     """What a backward pass leaves: the row of each of n tokens, and every use of selected parameters."""
 
-    rows_n: Tensor
-    uses: list[_Use]
+    rows: Rows
+    uses: list[Use]
 
     def numbers(self) -> int:
         return sum(use.inputs_nX.numel() + use.grads_nY.numel() for use in self.uses)
@@ -73,10 +37,10 @@ def _joined(tapes: Sequence[_Tape]) -> list[_Tape]:
     if not tapes:
         return []
     uses = [
-        _Use(parts[0].owner, torch.cat([p.inputs_nX for p in parts]), torch.cat([p.grads_nY for p in parts]))
+        Use(parts[0].owner, torch.cat([p.inputs_nX for p in parts]), torch.cat([p.grads_nY for p in parts]))
         for parts in zip(*(tape.uses for tape in tapes), strict=True)
     ]
-    return [_Tape(torch.cat([tape.rows_n for tape in tapes]), uses)]
+    return [_Tape(Rows(torch.cat([tape.rows.rows_n for tape in tapes])), uses)]
 
 
 class LocalEngine:
@@ -87,12 +51,12 @@ class LocalEngine:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.parameters = policy, policy.parameters
         place_of = {id(p): place for place, p in enumerate(policy.parameters.values())}
-        self._owners: list[_Owner] = []
+        self._owners: list[Owner] = []
         for module in policy.model.modules():
             own = [(name, place_of[id(p)]) for name, p in module.named_parameters(recurse=False) if id(p) in place_of]
             if own:
                 names, places = zip(*own, strict=True)
-                self._owners.append(_Owner(module, names, places))
+                self._owners.append(Owner(module, names, places))
 
     def record(self, batch: ProbeBatch) -> Record:
         """A record of `batch`. Raises NotLocal where a module's tokens cannot be told apart by row."""
@@ -100,7 +64,7 @@ class LocalEngine:
 
     def tape(self, chunk: Chunk) -> _Tape:
         """One forward pass over the chunk and one backward pass to the outputs of the modules, not to their weights."""
-        calls: list[tuple[_Owner, Tensor, Tensor]] = []
+        calls: list[tuple[Owner, Tensor, Tensor]] = []
         with self.policy.ready():
             handles = [self._listen(owner, calls) for owner in self._owners]
             try:
@@ -116,11 +80,11 @@ class LocalEngine:
             if inputs.shape[:2] != told_RS.shape or output.shape[:2] != told_RS.shape:
                 raise NotLocal(f"{type(owner.module).__name__} does not keep rows and positions apart")
             if grad is not None:
-                uses.append(_Use(owner, inputs.detach()[told_RS], grad[told_RS]))
-        return _Tape(rows_n, uses)
+                uses.append(Use(owner, inputs.detach()[told_RS], grad[told_RS]))
+        return _Tape(Rows(rows_n), uses)
 
     @staticmethod
-    def _listen(owner: _Owner, calls: list[tuple[_Owner, Tensor, Tensor]]) -> Any:
+    def _listen(owner: Owner, calls: list[tuple[Owner, Tensor, Tensor]]) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             given = [*args, *kwargs.values()]
             if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(output, Tensor):
@@ -152,65 +116,17 @@ class _LocalRecord:
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
         vectors = [self._engine.policy.zeros() for _ in coefficients_KB]
         for tape in self._tapes():
-            coefficients_Kn = coefficients_KB.to(tape.rows_n.device, torch.float32)[:, tape.rows_n]
             for use in tape.uses:
-                for vector, coefficients_n in zip(vectors, coefficients_Kn, strict=True):
-                    _add_gradient(use, coefficients_n, vector)
+                add_gradients(use, tape.rows, coefficients_KB, vectors)
         check_finite(vectors, list(self._engine.parameters))
         return vectors
 
     def projections(self, directions: Sequence[Vector], scales: Sequence[Vector | None]) -> Tensor:
         out = torch.zeros(len(scales), len(directions), self._rows, dtype=torch.float64)
         for tape in self._tapes():
-            sums_n = [[torch.zeros(0)] * len(directions) for _ in scales]
-            for m, k, tangent in _tangents(directions, scales):
-                sums_n[m][k] = sum((_along(use, tangent) for use in tape.uses), torch.zeros(()))
-            for m, row in enumerate(sums_n):
-                for k, values_n in enumerate(row):
-                    out[m, k].index_add_(0, tape.rows_n.cpu(), values_n.double().cpu().expand(len(tape.rows_n)))
+            for use in tape.uses:
+                add_projections(use, tape.rows, directions, scales, out)
         return out
-
-
-def _tangents(directions: Sequence[Vector], scales: Sequence[Vector | None]) -> Iterator[tuple[int, int, Vector]]:
-    for m, scale in enumerate(scales):
-        for k, direction in enumerate(directions):
-            yield m, k, scaled(direction, scale)
-
-
-def _add_gradient(use: _Use, coefficients_n: Tensor, vector: Vector) -> None:
-    """Add the module's part of the gradient, tokens weighted with coefficients, to `vector` in place."""
-    owner, inputs_nX, grads_nY = use.owner, use.inputs_nX, use.grads_nY
-    if type(owner.module) is nn.Linear:
-        weighted_nY = grads_nY * coefficients_n[:, None].to(grads_nY.dtype)
-        parts = {"weight": lambda: weighted_nY.T @ inputs_nX, "bias": lambda: weighted_nY.sum(0)}
-        for name, place in zip(owner.names, owner.places, strict=True):
-            vector[place] += parts[name]()
-        return
-    pull = torch.func.vjp(owner.output(inputs_nX), owner.parameters())[1]
-    shape = (-1,) + (1,) * (grads_nY.ndim - 1)
-    (found,) = pull(grads_nY * coefficients_n.view(shape).to(grads_nY.dtype))
-    for name, place in zip(owner.names, owner.places, strict=True):
-        vector[place] += found[name]
-
-
-def _along(use: _Use, tangent: Vector) -> Tensor:
-    """Per token <gradient of the output, derivative of the output along the module's part of `tangent`>, (n,)."""
-    owner, inputs_nX, grads_nY = use.owner, use.inputs_nX, use.grads_nY
-    own = owner.tangents(tangent)
-    if type(owner.module) is not nn.Linear:
-        change_nY = torch.func.jvp(owner.output(inputs_nX), (owner.parameters(),), (own,))[1]
-        return (change_nY.float() * grads_nY.float()).flatten(1).sum(-1)
-    total_n = torch.zeros((), device=grads_nY.device)
-    if "weight" in own:
-        weight_YX = own["weight"]
-        # <d, V x> and <V'd, x> are the same number: take the product whose result is narrower.
-        if weight_YX.shape[0] > weight_YX.shape[1]:
-            total_n = ((grads_nY @ weight_YX).float() * inputs_nX.float()).sum(-1)
-        else:
-            total_n = ((inputs_nX @ weight_YX.T).float() * grads_nY.float()).sum(-1)
-    if "bias" in own:
-        total_n = total_n + (grads_nY @ own["bias"]).float()
-    return total_n
 
 
 def default_max_positions(model: Any) -> int:
