@@ -17,8 +17,9 @@ import lossbench
 from lossbench.cli._launch import launch
 from lossbench.cli._options import Launch
 from lossbench.errors import UsageError
+from lossbench.store.held import is_being_worked_on
 from lossbench.sweep.grid import plan
-from lossbench.sweep.lock import Lock, is_being_worked_on
+from lossbench.sweep.lock import Lock
 from lossbench.sweep.status import run_rows
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")

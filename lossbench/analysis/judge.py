@@ -21,7 +21,7 @@ from lossbench.analysis.stats import (
     t_interval,
     tost,
 )
-from lossbench.analysis.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict
+from lossbench.analysis.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
 
 if TYPE_CHECKING:
     from lossbench.analysis.weights import ExactCheck
@@ -151,7 +151,9 @@ def _beside(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
     for name in claim.beside:
         values = {arm: list(arm_values(metrics, arm, name).values()) for arm in claim.arms}
         known = {arm: [value for value in found if np.isfinite(value)] for arm, found in values.items()}
-        means = [f"{arm} {np.mean(found):.3g} (n = {len(found)})" for arm, found in known.items() if found]
+        means = [
+            f"{arm} {three_digits(float(np.mean(found)))} (n = {len(found)})" for arm, found in known.items() if found
+        ]
         if means:
             yield f"{METRICS[name].label}, {METRICS[name].unit}: {', '.join(means)}"
 
@@ -182,7 +184,8 @@ def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verd
     against = any(t_interval(margin).high < 0 for margin in margins)
     largest = max(rivals, key=lambda rival: abs(rival.mean()))
     interval = t_interval(largest)
-    note = f"largest rival effect {interval.estimate:+.3g} [{interval.low:.3g}, {interval.high:.3g}] {numbers.unit}"
+    low, high = three_digits(interval.low), three_digits(interval.high)
+    note = f"largest rival effect {three_digits(interval.estimate, '+')} [{low}, {high}] {numbers.unit}"
     return _Draft(claim, None, replace(numbers, notes=(*numbers.notes, note)), p, against)
 
 

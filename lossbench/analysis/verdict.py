@@ -13,6 +13,15 @@ NOTHING = Interval(float("nan"), float("nan"), float("nan"))
 """The interval of an effect that there is not."""
 
 
+def three_digits(value: float, sign: str = "") -> str:
+    """Three significant digits as people write them, without an exponent where the number is large.
+
+    >>> three_digits(107_432.0), three_digits(17.66), three_digits(0.04321, "+")
+    ('107,000', '17.7', '+0.0432')
+    """
+    return f"{float(f'{value:.3g}'):{sign},.0f}" if abs(value) >= 999.5 else f"{value:{sign}.3g}"
+
+
 @dataclass(frozen=True)
 class PolicyEffect:
     """The effect among the seeds that start from one warm-started policy."""

@@ -92,8 +92,11 @@ def verdict_row(verdict: "Verdict") -> dict[str, Any]:
 
 def _ours(verdict: "Verdict") -> str:
     """The effect with its interval, and the ratio where the claim has one."""
+    from lossbench.analysis.verdict import three_digits
+
     effect, ratio = verdict.effect, verdict.ratio
     if effect.estimate != effect.estimate:
         return verdict.reason
-    text = f"{effect.estimate:+.3g} [{effect.low:.3g}, {effect.high:.3g}] {verdict.unit}".strip()
+    low, high = three_digits(effect.low), three_digits(effect.high)
+    text = f"{three_digits(effect.estimate, '+')} [{low}, {high}] {verdict.unit}".strip()
     return text if ratio.estimate != ratio.estimate else f"{text}, ratio {ratio.estimate:.2f}"

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
+from lossbench.store.held import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
 
@@ -78,10 +79,16 @@ class Sweep:
 
     @cached_property
     def runs(self) -> "pd.DataFrame":
-        """A row per planned run, in plan order, with `RUN_COLUMNS`; runs not begun are `pending`."""
+        """A row per planned run, in plan order, with `RUN_COLUMNS`; runs not begun are `pending`.
+
+        A run whose sweep was killed still says `running` in its file; here it is what it is, `interrupted`.
+        """
         import pandas as pd
 
         rows = [self._run_row(run_id) for run_id in self.spec["runs"]]
+        if any(row["status"] == "running" for row in rows) and not is_being_worked_on(self.path):
+            gone = {"status": "interrupted", "reason": "its sweep is gone"}
+            rows = [{**row, **gone} if row["status"] == "running" else row for row in rows]
         return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
     def _run_row(self, run_id: str) -> dict[str, Any]:

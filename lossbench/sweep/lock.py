@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TextIO
 
 from lossbench.errors import UsageError
+from lossbench.store.held import LOCK_FILE, is_held, try_lock
 
-_FILE = ".lock"
 _TRIES, _BETWEEN_TRIES_S = 3, 0.05
 
 
@@ -25,15 +25,15 @@ class Lock:
     def __enter__(self) -> "Lock":
         try:
             if self.shard is None:
-                self._hold(_FILE, fcntl.LOCK_EX)
+                self._hold(LOCK_FILE, fcntl.LOCK_EX)
                 return self
             i, n = self.shard
-            self._hold(_FILE, fcntl.LOCK_SH)
-            for other in self.folder.glob(f"{_FILE}-of-*"):
-                if other.name != f"{_FILE}-of-{n}" and _is_held(other):
+            self._hold(LOCK_FILE, fcntl.LOCK_SH)
+            for other in self.folder.glob(f"{LOCK_FILE}-of-*"):
+                if other.name != f"{LOCK_FILE}-of-{n}" and is_held(other):
                     raise self._refusal()
-            self._hold(f"{_FILE}-of-{n}", fcntl.LOCK_SH)
-            self._hold(f"{_FILE}-{i}-of-{n}", fcntl.LOCK_EX)
+            self._hold(f"{LOCK_FILE}-of-{n}", fcntl.LOCK_SH)
+            self._hold(f"{LOCK_FILE}-{i}-of-{n}", fcntl.LOCK_EX)
         except BaseException:
             self.__exit__()
             raise
@@ -43,7 +43,7 @@ class Lock:
         handle = (self.folder / name).open("a")
         self._held.append(handle)
         for _ in range(_TRIES):
-            if _try(handle, kind):
+            if try_lock(handle, kind):
                 return
             time.sleep(_BETWEEN_TRIES_S)  # someone may only have looked whether it is held
         raise self._refusal()
@@ -56,22 +56,3 @@ class Lock:
         for handle in self._held:
             handle.close()
         self._held.clear()
-
-
-def is_being_worked_on(folder: Path) -> bool:
-    """Whether a sweep, or a slice of one, is running in `folder` now."""
-    return (folder / _FILE).exists() and _is_held(folder / _FILE)
-
-
-def _is_held(path: Path) -> bool:
-    """Whether some process holds a lock on `path`, alone or shared."""
-    with path.open() as handle:
-        return not _try(handle, fcntl.LOCK_EX)
-
-
-def _try(handle: TextIO, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -3,21 +3,14 @@
 from typing import Any
 
 from lossbench.store.read import Sweep
-from lossbench.sweep.lock import is_being_worked_on
 
 COLUMNS = ["run_id", "status", "step", "steps_planned", "reward", "length_tokens", "wall_s", "reason", "log"]
 
 
 def run_rows(sweep: Sweep) -> list[dict[str, Any]]:
-    """A row per planned run: status, steps made, last reward and length, seconds; reason and log of what ended badly.
-
-    A run whose sweep was killed still says `running`; it is listed as what it is, interrupted.
-    """
+    """A row per planned run: status, steps made, last reward and length, seconds; reason and log of a bad end."""
     rows = []
-    going = is_being_worked_on(sweep.path)
     for run in sweep.runs.to_dict("records"):
-        if run["status"] == "running" and not going:
-            run |= {"status": "interrupted", "reason": "its sweep is gone"}
         steps = sweep.run_table(run["run_id"], "steps", ["step", "reward_mean", "length_mean", "wall_s"]).to_pandas()
         sampled = steps.dropna(subset=["reward_mean"])
         ended_badly = run["status"] in ("failed", "interrupted")
