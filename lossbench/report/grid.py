@@ -6,6 +6,7 @@ from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
@@ -89,9 +90,8 @@ def _one_panel_each(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figu
 
 
 def _panel(axes: Axes, arm: Arm, quantity: Quantity) -> None:
-    for name, line in quantity.lines.items():
-        if name != arm.name:
-            axes.plot(line.x, line.y, color=FAINT, linewidth=1.1, zorder=1.5)
+    others = [np.column_stack((line.x, line.y)) for name, line in quantity.lines.items() if name != arm.name]
+    axes.add_collection(LineCollection(others, colors=FAINT, linewidths=1.1, zorder=1.5))
     if arm.name in quantity.lines:
         draw_line(axes, quantity.lines[arm.name], arm.style)
     axes.set_title(wrapped(arm.name, 30), fontsize=8, fontweight="normal")
@@ -109,8 +109,10 @@ def _outer_labels(grid: np.ndarray, used: int, quantity: Quantity) -> None:
 
 def draw_line(axes: Axes, line: Line, style: ArmStyle) -> None:
     """One arm: every seed thin, the band light, the mean strong with a few markers."""
-    for x, y in line.seeds:
-        axes.plot(x, y, color=style.color, linewidth=0.7, alpha=0.4, zorder=2)
+    if line.seeds:
+        # One artist for all runs: a sweep may have hundreds, and each artist costs more than its line.
+        paths = [np.column_stack(seed) for seed in line.seeds]
+        axes.add_collection(LineCollection(paths, colors=style.color, linewidths=0.7, alpha=0.4, zorder=2))
     if line.low is not None and line.high is not None:
         axes.fill_between(line.x, line.low, line.high, color=style.color, alpha=0.13, linewidth=0, zorder=1)
     every = max(1, len(line.x) // 7)
