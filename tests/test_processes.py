@@ -59,6 +59,24 @@ def test_every_row_of_every_step_is_recorded_once(both):
 
 
 @pytest.mark.slow
+def test_late_lengths_are_those_of_one_process_within_noise(tmp_path):
+    recipe = quick_recipe(
+        modes=["dr_grpo"], steps=50, eval_samples=0, max_completion_length=64, per_device_train_batch_size=32
+    )
+    late = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        spec = plan(recipe, processes)[0]
+        write_plan(folder, recipe, [spec], processes)
+        run_all(folder, [spec], LocalExecutor([()]), Watcher())
+        late.append(tables(folder, spec)["steps"]["length_mean"].tail(10))
+    # Float rounding sends the two runs apart after some steps, so they agree as two samples of one policy would.
+    standard_error = (sum(lengths.var() / 10 for lengths in late)) ** 0.5
+    assert standard_error < 3
+    assert abs(late[0].mean() - late[1].mean()) < 3.5 * standard_error
+
+
+@pytest.mark.slow
 def test_a_failure_on_one_process_ends_the_run_with_its_reason(tmp_path):
     task = tmp_path / "mytask.py"
     task.write_text(
