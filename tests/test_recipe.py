@@ -76,7 +76,6 @@ def test_every_shipped_recipe_plans(name):
     resolved = load_recipe(name)
     assert resolved.description
     assert plan(resolved)
-    preflight(plan(resolved), fetch=False)
 
 
 def test_quick_is_the_default_and_small():
@@ -128,7 +127,7 @@ def test_a_bad_key_is_named_with_what_would_be_valid(keys, words):
 )
 def test_what_cannot_be_planned_is_refused_before_anything_starts(keys, words):
     with pytest.raises(UsageError) as caught:
-        preflight(plan(recipe(**keys)), fetch=False)
+        preflight(plan(recipe(**keys)), fetch=False, say=print)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

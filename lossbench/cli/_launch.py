@@ -82,11 +82,12 @@ def launch(recipe: "Recipe", options: Launch) -> Path:
         with _interrupt_on_sigterm():
             here = options.executor == "local"
             if options.dry_run:
-                remarks = preflight(mine, fetch=False, here=here)
+                preflight(mine, fetch=False, say=_note, here=here)
                 _, mine = _say_equalities(recipe, runs, mine, options)
-                _say_what_would_run(mine, remarks, folder, options)
+                _say_what_would_run(mine, folder, options)
                 return folder
-            preflight(left_to_do(folder, mine, retry_failed=options.retry_failed), fetch=True, here=here)
+            say = (lambda text: None) if options.quiet else _note
+            preflight(left_to_do(folder, mine, retry_failed=options.retry_failed), fetch=True, say=say, here=here)
             runs, mine = _say_equalities(recipe, runs, mine, options)
             _run(recipe, folder, runs, mine, shard, options)
     except KeyboardInterrupt:
@@ -112,8 +113,12 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say_what_would_run(runs: list["RunSpec"], remarks: list[str], folder: Path, options: Launch) -> None:
-    """The planned runs on stdout; on stderr how they would compute, and what could not be checked."""
+def _note(text: str) -> None:
+    talk(f"note: {text}")
+
+
+def _say_what_would_run(runs: list["RunSpec"], folder: Path, options: Launch) -> None:
+    """The planned runs on stdout, and on stderr how they would compute."""
     from lossbench.policies.hardware import placement
 
     here = options.executor == "local"
@@ -136,8 +141,6 @@ def _say_what_would_run(runs: list["RunSpec"], remarks: list[str], folder: Path,
         )
         ways.setdefault(f"{where}, {how}", []).append(spec.arm)
     print_table(rows, _DRY_COLUMNS, options.format)
-    for remark in remarks:
-        talk(f"note: {remark}")
     for way, arms in ways.items():
         talk(way if len(ways) == 1 else f"{', '.join(dict.fromkeys(arms))}: {way}")
     talk(f"{len(runs)} runs would go to '{folder}'; nothing was started")

@@ -26,6 +26,7 @@ from lossbench.policies.load import LoadedPolicy
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"
+CONVERTED = "converted into the cache"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
 
@@ -62,7 +63,7 @@ def first_use(reference: str) -> str | None:
     if path is None:
         return None if _cached(reference, weights=True) else "fetched from the hub"
     if path.suffix == ".gguf" and not is_converted(path):
-        return "converted into the cache"
+        return CONVERTED
     return None
 
 

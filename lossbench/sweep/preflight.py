@@ -1,7 +1,7 @@
 """What can be refused before anything starts: what the runs need from outside their plan, looked at once each."""
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import placement
@@ -12,14 +12,16 @@ from lossbench.training.spec import RunSpec, Settings
 _PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
 
 
-def preflight(runs: Iterable[RunSpec], *, fetch: bool, here: bool = True) -> list[str]:
+Say = Callable[[str], None]
+
+
+def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = True) -> None:
     """Check devices, extras, tasks, models and prompts. Raises UsageError, one line, for what the runs would fail on.
 
     With `fetch`, data sets and models that this machine lacks are fetched, and `.gguf` files converted; else they are
-    passed over, and the remarks returned say so. `here` is whether the runs run on this machine: devices and extras of
-    others are theirs to check.
+    passed over, and `say` is told. `here` is whether the runs run on this machine: devices and extras of others are
+    theirs to check.
     """
-    remarks: dict[str, None] = {}
     tasks: dict[str, Task | None] = {}
     policies_seen: set[tuple[str, str, bool]] = set()
     for spec in _distinct(runs):
@@ -29,15 +31,14 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, here: bool = True) -> lis
         _check_built_in(spec)
         asked = f"{settings.task} {sorted(settings.task_params.items())}"
         if asked not in tasks:
-            tasks[asked] = _task(settings, fetch, remarks)
+            tasks[asked] = _task(settings, fetch, say)
         task = tasks[asked]
         if task is not None:
             _check_prompts(settings, task)
         policy = (spec.policy, asked, settings.trust_remote_code)
         if policy not in policies_seen:
             policies_seen.add(policy)
-            _check_policy(spec, task, fetch, remarks)
-    return list(remarks)
+            _check_policy(spec, task, fetch, say)
 
 
 def _distinct(runs: Iterable[RunSpec]) -> Sequence[RunSpec]:
@@ -64,12 +65,12 @@ def _check_built_in(spec: RunSpec) -> None:
         raise UsageError(f"dtype 'bfloat16' is for a model: the weights of policy '{spec.policy}' are float32")
 
 
-def _task(settings: Settings, fetch: bool, remarks: dict[str, None]) -> Task | None:
+def _task(settings: Settings, fetch: bool, say: Say) -> Task | None:
     """The runs' task, None where its data would have to be fetched."""
     remote = None if fetch else remote_data(settings.task, settings.task_params)
     if remote is None:
         return make_task(settings.task, settings.task_params)
-    remarks[f"data set {remote}: fetched, and its rows checked, when the sweep starts"] = None
+    say(f"data set {remote}: fetched, and its rows checked, when the sweep starts")
     return None
 
 
@@ -86,9 +87,9 @@ def _check_prompts(settings: Settings, task: Task) -> None:
         )
 
 
-def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, remarks: dict[str, None]) -> None:
+def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> None:
     """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
-    from lossbench.policies.hub import PLAIN, first_use, load_tokenizer, resolve
+    from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_tokenizer, resolve
     from lossbench.training.chat import as_read_by
 
     if is_built_in(spec.policy):
@@ -97,11 +98,13 @@ def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, remarks: dict[s
                 f"task '{spec.settings.task}' asks as a chat, and policy '{spec.policy}' has none: {PLAIN}"
             )
         return
-    if fetch:
-        resolve(spec.policy)
-    elif todo := first_use(spec.policy):
-        remarks[f"model {spec.policy}: {todo}, and its tokenizer checked, when the sweep starts"] = None
+    todo = first_use(spec.policy)
+    if todo and not fetch:
+        say(f"model {spec.policy}: {todo}, and its tokenizer checked, when the sweep starts")
         return
+    if todo == CONVERTED:
+        say(f"model {spec.policy}: {todo}, once …")
+    resolve(spec.policy)
     tokenizer = load_tokenizer(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
     if task is not None:
         as_read_by(task, tokenizer, spec.policy)
