@@ -319,3 +319,23 @@ def test_the_command(verl_folder, tmp_path):
     assert "verl log, 1 runs" in done.stderr and "no lengths in tokens" in done.stderr
     refused = CliRunner().invoke(app, [*arguments, "--map", "length"])
     assert isinstance(refused.exception, UsageError) and "FIELD=COLUMN" in str(refused.exception)
+
+
+def test_lengths_in_characters_are_named_and_not_judged(tmp_path):
+    """A sweep whose completions were counted in characters has no figure of length, and report and compare say why."""
+    out = tmp_path / "out"
+    (tmp_path / "1.jsonl").write_text(verl_lines(1, 2) + verl_lines(2, 2))
+    for mode in ("grpo", "dr_grpo"):
+        read(tmp_path / "1.jsonl", out, mode=mode, correct_above=0.5)
+    assert load(out).rollouts["length_tokens"].isna().all()
+    assert CliRunner().invoke(app, ["report", str(out), "--quiet"]).exit_code == 0
+    page = (out / "report" / "report.md").read_text()
+    assert "lengths are known in characters, not in tokens: none is shown" in page and "--tokenizer" in page
+    compared = CliRunner().invoke(app, ["compare", "grpo", "dr_grpo", "--in", str(out), "-f", "json"])
+    assert "lengths are known in characters" in compared.stderr
+    rows = {row["metric"]: row for row in json.loads(compared.stdout) if row["at"] == "late window"}
+    assert rows["late_length_mean"]["difference"] is None and rows["late_reward"]["difference"] == 0.0
+    again = tmp_path / "tokens"
+    read(tmp_path / "1.jsonl", again, mode="grpo", count_tokens=words)
+    CliRunner().invoke(app, ["report", str(again), "--quiet"])
+    assert "in characters" not in (again / "report" / "report.md").read_text()

@@ -130,7 +130,7 @@ class Summary:
 
     `runs` are the planned runs, as in `Sweep.runs`; `metrics` is `run_metrics`; `by_run` has each run's reduction under
     its run_id; `common_reward` is the reward of `tokens_to_reward` and `length_at_reward`; `problems` names what could
-    not be read.
+    not be read; `only_characters` is whether completions have lengths, but none in tokens: no metric is made of those.
     """
 
     runs: pd.DataFrame
@@ -138,6 +138,7 @@ class Summary:
     by_run: dict[str, RunSummary]
     common_reward: float
     problems: tuple[str, ...] = ()
+    only_characters: bool = False
 
 
 def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.DataFrame:
@@ -155,7 +156,9 @@ def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
         tokens, length = part.path.at_reward(threshold) if np.isfinite(threshold) else (np.nan, np.nan)
         rows.append({**part.row, "tokens_to_reward": tokens, "length_at_reward": length})
     metrics = pd.DataFrame(rows, columns=[*RUN_COLUMNS, *METRICS])
-    return Summary(sweep.runs, metrics, {part.run_id: part for part in parts}, threshold, tuple(sweep.problems))
+    only_characters = sweep.spec.get("length_unit") == "characters" and bool(metrics["late_length_mean"].isna().all())
+    by_run = {part.run_id: part for part in parts}
+    return Summary(sweep.runs, metrics, by_run, threshold, tuple(sweep.problems), only_characters)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

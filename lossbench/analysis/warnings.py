@@ -38,6 +38,9 @@ REWARD_MOVED = 0.02
 CAP_TO_MEAN = 4.0
 """Smallest cap, in multiples of the early mean length, at which the length bias can show almost in full."""
 
+ONLY_CHARACTERS = "lengths are known in characters, not in tokens: none is shown, and no claim about length is judged"
+"""What is said of logs that were ingested without a tokenizer."""
+
 FAMILY = 5
 """Primary claims that usually share the level through Holm."""
 
@@ -70,6 +73,7 @@ class Evidence:
     recipe: Mapping[str, Any]
     versions: Mapping[str, Mapping[str, str]]
     problems: tuple[str, ...]
+    only_characters: bool = False
 
 
 Check = Callable[[Evidence], Iterator[str]]
@@ -95,7 +99,8 @@ def find_notices(
     summary: Summary, recipe: Mapping[str, Any], versions: Mapping[str, Mapping[str, str]] | None = None
 ) -> list[Notice]:
     """All warnings that apply, in the order of the catalogue; `recipe` is the resolved recipe of the sweep."""
-    evidence = Evidence(summary.metrics, summary.runs, recipe, versions or {}, summary.problems)
+    read = summary.problems, summary.only_characters
+    evidence = Evidence(summary.metrics, summary.runs, recipe, versions or {}, *read)
     return [
         Notice(entry.code, entry.level, message, entry.remedy)
         for entry in CATALOGUE.values()
@@ -254,14 +259,16 @@ def _no_incorrect(evidence: Evidence) -> Iterator[str]:
 def _means_of_means(evidence: Evidence) -> Iterator[str]:
     number = list(evidence.metrics["source"]).count("steps")
     if number:
-        yield f"{number} run(s) have logged means only: their metrics are means over steps, not over completions"
+        yield f"{number} run(s) have no completions with lengths: their metrics are means over steps"
 
 
 @_entry("no-token-lengths", "warning", "ingest the log again with --tokenizer, or with --map length=COLUMN")
 def _no_token_lengths(evidence: Evidence) -> Iterator[str]:
     number = int(np.count_nonzero(evidence.metrics["late_length_mean"].isna()))
     logged = int(np.count_nonzero(evidence.metrics["source"] != "none"))
-    if number and number == logged:
+    if evidence.only_characters:
+        yield ONLY_CHARACTERS
+    elif number and number == logged:
         yield f"{number} run(s) have no lengths in tokens, so no claim about length can be tested"
 
 

@@ -66,10 +66,13 @@ def _metrics(text: str) -> list[str]:
 def _compared(side_a: "Side", side_b: "Side", metrics: list[str]) -> tuple[list[tuple[str, list]], list[str]]:
     """Where and what is compared, and why something is not."""
     from lossbench.analysis.compare import compare_arms, matched
+    from lossbench.analysis.warnings import ONLY_CHARACTERS
 
     frames = side_a.summary.metrics, side_b.summary.metrics
     late = [compare_arms(frames[0], side_a.arm, side_b.arm, metric, frames[1]) for metric in metrics]
     found, reasons = [("late window", late)], []
+    if side_a.summary.only_characters or side_b.summary.only_characters:
+        reasons.append(ONLY_CHARACTERS)
     for basis in ("tokens", "reward"):
         result = matched(side_a, side_b, basis)
         if result.reason is not None:

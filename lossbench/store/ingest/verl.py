@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log
+from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log, run_folders
 from lossbench.store.ingest.jsonl import first_record, records, tables
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
@@ -77,10 +77,7 @@ def _dumps(path: Path) -> list[Path]:
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """The run whose dumps lie in `path`, or one run per subfolder that is one."""
-    if found(path):
-        yield _run(path, request)
-        return
-    for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and found(folder)):
+    for folder in run_folders(path, found):
         yield _run(folder, request)
 
 
