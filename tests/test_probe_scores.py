@@ -16,9 +16,14 @@ from lossbench.training.probe_scores import ForwardEngine, Policy
 SMALL = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def llama(tied: bool = False) -> LlamaForCausalLM:
+def llama(tied: bool = False, pad: int | None = None) -> LlamaForCausalLM:
     torch.manual_seed(1)
-    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=tied))
+    return LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=tied, pad_token_id=pad))
+
+
+def padded() -> LlamaForCausalLM:
+    """Its padding token, whose embedding no backward pass reaches, occurs in prompts and completions."""
+    return llama(tied=True, pad=2)
 
 
 def qwen() -> Qwen2ForCausalLM:
@@ -53,7 +58,9 @@ def row_gradient(model, rollout: ProbeBatch, row: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("engine", [LocalEngine, ForwardEngine, "by completion"])
-@pytest.mark.parametrize("make", [llama, lambda: llama(tied=True), qwen], ids=["llama", "tied", "qwen"])
+@pytest.mark.parametrize(
+    "make", [llama, lambda: llama(tied=True), padded, qwen], ids=["llama", "tied", "padded", "qwen"]
+)
 def test_directions_and_projections_are_those_of_row_gradients(make, engine, monkeypatch):
     if engine == "by completion":  # as large layers go; blocks of one or two completions
         monkeypatch.setattr(probe_products, "_LEAST_NUMBERS", 1)

@@ -115,17 +115,19 @@ class _LocalRecord:
 
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
         vectors = [self._engine.policy.zeros() for _ in coefficients_KB]
-        for tape in self._tapes():
-            for use in tape.uses:
-                add_gradients(use, tape.rows, coefficients_KB, vectors)
+        with self._engine.policy.ready():
+            for tape in self._tapes():
+                for use in tape.uses:
+                    add_gradients(use, tape.rows, coefficients_KB, vectors)
         check_finite(vectors, list(self._engine.parameters))
         return vectors
 
     def projections(self, directions: Sequence[Vector], scales: Sequence[Vector | None]) -> Tensor:
         out = torch.zeros(len(scales), len(directions), self._rows, dtype=torch.float64)
-        for tape in self._tapes():
-            for use in tape.uses:
-                add_projections(use, tape.rows, directions, scales, out)
+        with self._engine.policy.ready():
+            for tape in self._tapes():
+                for use in tape.uses:
+                    add_projections(use, tape.rows, directions, scales, out)
         return out
 
 

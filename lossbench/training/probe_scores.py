@@ -84,12 +84,16 @@ class Policy:
         """No dropout, and gradients by the selected parameters alone; both are put back."""
         before = [(p, p.requires_grad) for p in self.model.parameters()]
         wanted = {id(p) for p in self.parameters.values()}
+        padded = [m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
+        handles = [module.register_forward_hook(_hold_padding) for module in padded]
         try:
             for parameter, _ in before:
                 parameter.requires_grad_(id(parameter) in wanted)
             with evaluation_mode(self.model), torch.enable_grad():
                 yield
         finally:
+            for handle in handles:
+                handle.remove()
             for parameter, required in before:
                 parameter.requires_grad_(required)
 
@@ -102,6 +106,11 @@ class Policy:
     def zeros(self) -> Vector:
         """The origin of parameter space, float32."""
         return [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
+
+
+def _hold_padding(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """Keep a padding token's embedding constant: a backward pass, and so training, does, but forward mode does not."""
+    return torch.where((args[0] == module.padding_idx)[..., None], output.detach(), output)
 
 
 def check_finite(vectors: Sequence[Vector], names: Sequence[str]) -> None:
