@@ -88,7 +88,7 @@ def test_a_probed_sweep_shows_the_probe_and_others_do_not(sweep: Path) -> None:
     document = make_document(data, {}, sweep)
     assert "probe" in [section.id for section in document.sections]
     assert data.probe is not None
-    assert data.probe.dose is not None
+    assert data.probe.claim is not None
     assert "8 pairs of batches, 512 completions" in render_markdown(document)
     assert any("b.parquet" in problem for problem in data.sweep.problems)
     assert not data.complete

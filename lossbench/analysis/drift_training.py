@@ -3,19 +3,23 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from scipy import stats as scipy_stats
 
+from lossbench.analysis import verdict
 from lossbench.analysis.dose import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
+from lossbench.analysis.dose_claim import dose_claim
 from lossbench.analysis.drift import Drift, DriftTable, Projections, projections_of, read_projections
-from lossbench.analysis.length import records, run_metrics
+from lossbench.analysis.length import records
 from lossbench.analysis.stats import Interval, sign_flip_p, t_interval
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode, parse_mode
-from lossbench.store.read import Sweep, load
+from lossbench.store.read import Sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FEWEST_FOR_INTERVAL = 4
 
@@ -109,12 +113,17 @@ def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
 def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[str, Any], steps: int) -> float | None:
     if "adam" not in probe.metrics:
         return None
-    raw = DriftTable(probe).drift(mode, direction, "adam", "gradient-norm").raw
+    raw = _table(probe, shared).drift(mode, direction, "adam", "gradient-norm").raw
     if raw is None:
         return None
     rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
     own = float(np.mean([len(window.lengths_N) for window in probe.windows]))
     return float(shared.get("learning_rate", 1e-4) * steps * raw * (rows / own) ** 0.5)
+
+
+def _table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:
+    """Drifts with the sweep's own micro-batches, which micro-token-mean looks at."""
+    return DriftTable(probe, shared.get("per_device_train_batch_size"))
 
 
 def run_totals(points: Sequence[TrainedDrift]) -> dict[str, tuple[float, float]]:
@@ -126,10 +135,13 @@ def run_totals(points: Sequence[TrainedDrift]) -> dict[str, tuple[float, float]]
     return totals
 
 
-def late_lengths(sweep: Sweep) -> dict[str, dict[int, float]]:
-    """mode to seed to `late_length_incorrect` of its completed runs; arms with a policy of their own are left out."""
+def late_lengths(metrics: "pd.DataFrame") -> dict[str, dict[int, float]]:
+    """mode to seed to `late_length_incorrect` of its completed runs; arms with a policy of their own are left out.
+
+    `metrics` is what `lossbench.analysis.length.run_metrics` gives.
+    """
     found: dict[str, dict[int, float]] = {}
-    for run in records(run_metrics(sweep)):
+    for run in records(metrics):
         length = float(run["late_length_incorrect"])
         if run["status"] == "completed" and run["arm"] == run["mode"] and not np.isnan(length):
             found.setdefault(str(run["mode"]), {})[int(run["seed"])] = length
@@ -174,8 +186,9 @@ class ProbeSection:
     """What a report shows of a sweep's probes: plain rows and numbers, no model and no file.
 
     From the frozen probe named `name` (the sweep's `probe/` folder): `lengths`, `drifts` of the sweep's modes,
-    `mechanism`, `dose` (incorrect and correct, the first metric) and `orders` against the realised late lengths. From
-    probes along the runs: `trained`, and `agreement` over runs. Empty lists and None where there is no such probe.
+    `mechanism`, `dose` (incorrect and correct, the first metric), `claim` for the claim on the dose, and `orders`
+    against the realised late lengths. From probes along the runs: `trained`, and `agreement` over runs. Empty lists and
+    None where there is no such probe. `problems` names frozen probes that could not be read.
     """
 
     name: str | None
@@ -186,17 +199,17 @@ class ProbeSection:
     drifts: list[Drift]
     mechanism: list[Mechanism]
     dose: list[DoseResponse]
+    claim: verdict.DoseResponse | None
     orders: list[OrderCheck]
     trained: list[TrainedDrift]
     agreement: Agreement | None
     problems: list[str]
 
 
-def probe_section(sweep_dir: Path) -> ProbeSection | None:
-    """The report's data on probes of the sweep in `sweep_dir`; None where it has none."""
-    sweep = load(sweep_dir)
+def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
+    """The report's data on probes of the sweep, whose `run_metrics` are `metrics`; None where it has no probe."""
     problems: list[str] = []
-    frozen = _frozen_probes(sweep_dir, problems)
+    frozen = _frozen_probes(sweep, problems)
     trained = trained_drifts(sweep)
     if not frozen and not trained and not problems:
         return None
@@ -205,22 +218,22 @@ def probe_section(sweep_dir: Path) -> ProbeSection | None:
         totals = run_totals(trained).values()
         agreement = rank_agreement([p for p, _ in totals], [r for _, r in totals])
     if not frozen:
-        return ProbeSection(None, None, 0, 0, [], [], [], [], [], trained, agreement, problems)
+        return ProbeSection(None, None, 0, 0, [], [], [], [], None, [], trained, agreement, problems)
     name, probe = frozen[0]
-    table = DriftTable(probe)
+    table = _table(probe, sweep.spec.get("shared", {}))
     modes = [parse_mode(text) for text in dict.fromkeys(_triple(run) for run in records(sweep.runs))]
     metric = probe.metrics[0]
     return ProbeSection(
         name, probe.policy, len({w.pair for w in probe.windows}), len(probe.pool("lengths_N")), length_facts(probe),
         table.rows(modes), [mechanism(probe, mode) for mode in modes],
-        [dose_response(table, direction, metric) for direction in ("incorrect", "correct")],
-        order_checks(table, late_lengths(sweep), metric), trained, agreement, problems,
+        [dose_response(table, direction, metric) for direction in ("incorrect", "correct")], dose_claim(table),
+        order_checks(table, late_lengths(metrics), metric), trained, agreement, problems,
     )  # fmt: skip
 
 
-def _frozen_probes(sweep_dir: Path, problems: list[str]) -> list[tuple[str, Projections]]:
+def _frozen_probes(sweep: Sweep, problems: list[str]) -> list[tuple[str, Projections]]:
     found: list[tuple[str, Projections]] = []
-    for path in sorted((sweep_dir / "probe").glob("*.parquet")):
+    for path in sorted((sweep.path / "probe").glob("*.parquet")):
         try:
             found += [(path.stem, probe) for probe in read_projections(path)]
         except UsageError as error:

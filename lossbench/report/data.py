@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,12 @@ from lossbench.analysis.paired import PairedResult, paired
 from lossbench.analysis.verdict import Verdict
 from lossbench.analysis.warnings import Notice, find_notices
 from lossbench.errors import UsageError, unknown
-from lossbench.report.probe import ProbePart, read_probe
+from lossbench.report.probe import read_probe
 from lossbench.report.style import ArmStyle, arm_styles
 from lossbench.store.read import RUN_FILE, Sweep, read_json
+
+if TYPE_CHECKING:
+    from lossbench.analysis.drift_training import ProbeSection
 
 DEFAULT_BASELINE = "grpo"
 BASES = ("step", "tokens", "reward")
@@ -56,7 +59,7 @@ class ReportData:
     summary: Summary
     baseline: str
     arms: tuple[Arm, ...]
-    probe: ProbePart | None
+    probe: "ProbeSection | None"
     _pairs: dict[tuple[str, str, str], PairedResult] = field(default_factory=dict)
     _values: dict[tuple[str, str], dict[Hashable, float]] = field(default_factory=dict)
 
@@ -118,7 +121,7 @@ class ReportData:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the claims that the plan states, in its order."""
-        dose = self.probe.dose if self.probe else None
+        dose = self.probe.claim if self.probe else None
         return tuple(judge_all(select(self.spec.get("claims") or []), self.summary.metrics, dose))
 
     @cached_property
@@ -150,7 +153,7 @@ def gather(sweep: Sweep, baseline: str | None = None) -> ReportData:
     summary = summarise(sweep)
     names = list(dict.fromkeys(str(arm) for arm in summary.runs["arm"]))
     chosen = _baseline(names, baseline, sweep.spec.get("baseline"))
-    return ReportData(sweep, summary, chosen, _arms(summary, names, chosen), read_probe(sweep))
+    return ReportData(sweep, summary, chosen, _arms(summary, names, chosen), read_probe(sweep, summary.metrics))
 
 
 def _baseline(names: list[str], asked: str | None, stated: str | None) -> str:

@@ -183,27 +183,27 @@ def horizon_of(data: ReportData) -> float:
 
 def drift(data: ReportData) -> Figure | None:
     """The probe's drift of length under each mode."""
-    if data.probe is None or not data.probe.section.drifts:
+    if data.probe is None or not data.probe.drifts:
         return None
     from lossbench.report.probe_figures import drift_figure
 
-    drifts = data.probe.section.drifts
+    drifts = data.probe.drifts
     return drift_figure(drifts, drifts[0].metric)
 
 
 def dose_response(data: ReportData) -> Figure | None:
     """The probe's drift against the exponent of the weight."""
-    if data.probe is None or not data.probe.section.dose:
+    if data.probe is None or not data.probe.dose:
         return None
     from lossbench.report.probe_figures import dose_figure
 
-    return dose_figure(data.probe.section.dose)
+    return dose_figure(data.probe.dose)
 
 
 def trained_drift(data: ReportData) -> Figure | None:
     """What probes along the runs predicted, against what came."""
-    if data.probe is None or not data.probe.section.trained:
+    if data.probe is None or not data.probe.trained:
         return None
     from lossbench.report.probe_figures import trained_figure
 
-    return trained_figure(data.probe.section.trained)
+    return trained_figure(data.probe.trained)

@@ -1,49 +1,44 @@
 """The probe's part of a report: what frozen rollouts say about the sweep's modes, where the sweep was probed."""
 
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lossbench.analysis.verdict import DoseResponse
 from lossbench.report.document import Block, Cell, Column, Table, Text
 from lossbench.report.wording import MISSING, count, number_style, p_value
 from lossbench.store.read import Sweep
+from lossbench.store.write import part_files
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from lossbench.analysis.drift import Drift
     from lossbench.analysis.drift_training import ProbeSection
 
 
-@dataclass(frozen=True)
-class ProbePart:
-    """The probe's findings, and what the claim on the dose needs (None where no frozen probe could be read)."""
+def read_probe(sweep: Sweep, metrics: "pd.DataFrame") -> "ProbeSection | None":
+    """The probe's findings for the sweep, whose `run_metrics` are `metrics`; None where it was not probed.
 
-    section: "ProbeSection"
-    dose: DoseResponse | None
-
-
-def read_probe(sweep: Sweep) -> ProbePart | None:
-    """The probe's findings for the sweep; None where it was not probed. Damaged files join the sweep's problems."""
-    frozen = sorted((sweep.path / "probe").glob("*.parquet"))
-    along_runs = any((sweep.run_dir(run_id) / "probe.parquet").exists() for run_id in sweep.run_ids)
-    if not frozen and not along_runs:
+    Damaged files join the sweep's problems.
+    """
+    along_runs = any(_was_probed(sweep.run_dir(run_id)) for run_id in sweep.run_ids)
+    if not along_runs and not any((sweep.path / "probe").glob("*.parquet")):
         return None
     # Loads torch, which sweeps without a probe can do without.
-    from lossbench.analysis.dose_claim import dose_claim
-    from lossbench.analysis.drift import DriftTable, read_projections
     from lossbench.analysis.drift_training import probe_section
 
-    section = probe_section(sweep.path)
-    if section is None:
-        return None
-    sweep.problems += [problem for problem in section.problems if problem not in sweep.problems]
-    source = next((path for path in frozen if path.stem == section.name), None)
-    dose = dose_claim(DriftTable(read_projections(source)[0])) if source else None
-    return ProbePart(section, dose)
+    section = probe_section(sweep, metrics)
+    if section is not None:
+        sweep.problems += [problem for problem in section.problems if problem not in sweep.problems]
+    return section
 
 
-def probe_blocks(part: ProbePart) -> list[Block]:
+def _was_probed(run_dir: Path) -> bool:
+    return (run_dir / "probe.parquet").exists() or "probe" in part_files(run_dir)
+
+
+def probe_blocks(section: "ProbeSection") -> list[Block]:
     """The words and tables of the probe's section."""
-    section, blocks = part.section, []
+    blocks: list[Block] = []
     if section.name is not None:
         blocks.append(Text(
             f"The gradients of each mode on frozen rollouts of {section.policy}: {count(section.pairs, 'pair')} of "
