@@ -183,6 +183,8 @@ def test_workers_give_the_numbers_of_one_process(policy, folder, tmp_path):
         (["--checkpoints", "."], "no folder checkpoint-<step>"),
         (["--recipe", "nope"], "unknown recipe 'nope'"),
         (["--lora", "16"], "write r=16"),
+        (["--dataset", "mine.jsonl", "--task", "selfcheck"], "give --task or --dataset, not both"),
+        (["--dataset", "./nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):

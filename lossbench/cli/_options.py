@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from lossbench.cli._shared import EXECUTION, GRID, OUTPUT, TRAINING
+from lossbench.errors import UsageError
 
 RecipeArgument = Annotated[str, Argument(help="A built-in recipe (see `lossbench recipes`) or a TOML file.")]
 
@@ -119,3 +120,14 @@ class Launch:
     dry_run: bool = False
     format: str = "table"
     quiet: bool = False
+
+
+def dataset_task(dataset: str | None, verifier: str | None, task: str | None) -> dict[str, Any]:
+    """`--dataset` and `--verifier` as the keys of the task they stand for; {} without. Raises UsageError."""
+    if dataset is None:
+        if verifier is not None:
+            raise UsageError("--verifier judges the answers of a --dataset: give both")
+        return {}
+    if task is not None:
+        raise UsageError("--dataset is a task of its own: give --task or --dataset, not both")
+    return {"task": "dataset", "task_params": {"path": dataset, **({"verifier": verifier} if verifier else {})}}

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class ProbeRequest:
     rollouts: Path | None = None
     projections: Path | None = None
     task: str = "selfcheck"
+    task_params: dict[str, Any] = field(default_factory=dict)
     batches: int = 40
     completions: int = 128
     num_generations: int = 8
@@ -59,7 +60,7 @@ def run(request: ProbeRequest) -> None:
     if request.projections is not None:
         probes, out = read_projections(request.projections), request.out
     else:
-        out = request.out or Path("results") / f"probe-{_file_name(request.policy)}"
+        out = request.out or Path("results") / f"probe-{_file_name(_subject(request))}"
         path = measure(request, out, say)
         probes = read_projections(path)
     results = [_analyse(probe, modes, alphas, training, request) for probe in probes]
@@ -102,9 +103,8 @@ def _file_name(text: str) -> str:
 
 
 def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
-    from lossbench.policies import BUILT_IN
-    from lossbench.policies.hardware import placement
     from lossbench.tasks import make_task
+    from lossbench.training.checkpoint import saved_checkpoints
     from lossbench.training.probe import ProbeSettings
     from lossbench.training.probe_batch import Sampling
     from lossbench.training.probe_run import ProbeJob
@@ -117,57 +117,65 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
     if request.batches < 1:
         raise UsageError(f"--batches is {request.batches}: give 2 or more pairs, for an interval")
     settings = ProbeSettings(sampling, request.batches, metrics, params=params, max_positions=request.max_positions)
-    make_task(request.task, {})
-    dtype = request.dtype or placement(request.device, "auto").compute
-    options: dict[str, Any] = {"dtype": dtype, "device": request.device}
-    if request.lora is not None:
-        options["lora"] = _lora(request.lora)
+    make_task(request.task, request.task_params)
     job = ProbeJob(
-        request.policy, request.policy_seed, request.task, {}, settings, rollouts=request.rollouts,
-        load_options={} if request.policy in BUILT_IN and request.checkpoints is None else options,
+        request.policy, request.policy_seed, request.task, request.task_params, settings, rollouts=request.rollouts,
+        load_options=_load_options(request),
     )  # fmt: skip
     if request.checkpoints is None:
         return [job]
-    label = request.checkpoints.resolve().name
     return [
-        replace(job, policy=str(folder), policy_seed=None, label=label, step=step)
-        for step, folder in _checkpoint_folders(request.checkpoints)
+        replace(job, policy=str(folder), policy_seed=None, label=_subject(request), step=step)
+        for step, folder in saved_checkpoints(request.checkpoints)
     ]
 
 
-def _lora(text: str) -> dict[str, int]:
-    match = re.fullmatch(r"r=(\d+)(?:,alpha=(\d+))?", text.replace(" ", ""))
-    if match is None:
-        raise UsageError(f"--lora '{text}': write r=16 or r=16,alpha=32")
-    return {"r": int(match[1]), **({"alpha": int(match[2])} if match[2] else {})}
+def _subject(request: ProbeRequest) -> str:
+    """What is probed, by name: a policy, or the run of the checkpoints."""
+    from lossbench.training.checkpoint import run_of_checkpoints
+
+    return request.policy if request.checkpoints is None else run_of_checkpoints(request.checkpoints).name
 
 
-def _checkpoint_folders(root: Path) -> list[tuple[int, Path]]:
-    found = [(int(path.name.rsplit("-", 1)[1]), path) for path in root.glob("checkpoint-*") if path.name[11:].isdigit()]
-    if not found:
-        raise UsageError(f"--checkpoints '{root}': no folder checkpoint-<step> in it")
-    return sorted(found)
+def _load_options(request: ProbeRequest) -> dict[str, Any]:
+    """Those of `load_policy`. Raises UsageError for what a built-in policy does not take."""
+    from lossbench.policies import BUILT_IN
+    from lossbench.policies.adapters import parse_lora
+    from lossbench.policies.hardware import placement
+
+    lora = {} if request.lora is None else {"lora": parse_lora(request.lora)}
+    if request.policy in BUILT_IN and request.checkpoints is None:
+        if request.dtype not in (None, "float32") or request.device not in ("auto", "cpu"):
+            raise UsageError(
+                f"--dtype and --device are for --model: '{request.policy}' is probed in float32 on the CPU"
+            )
+        return lora
+    dtype = request.dtype or placement(request.device, "auto").compute
+    return {"dtype": dtype, "device": request.device, **lora}
 
 
 def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Path:
     """Run the probe of every policy asked for into one file; returns its path."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.prepare import built_in_policy, prepare_policies
+    from lossbench.processes import cores
     from lossbench.store.table_file import TableFile
-    from lossbench.sweep.executors.slots import cores
     from lossbench.training.probe_run import run_job
 
     jobs = _jobs(request)
     built_in = jobs[0].policy in BUILT_IN
-    name = _file_name(request.checkpoints.resolve().name if request.checkpoints else request.policy)
+    name = _file_name(_subject(request))
     path = out / "probe" / f"{name}-s{request.policy_seed}.parquet" if built_in else out / "probe" / f"{name}.parquet"
     _check_writable(path.parent)
     if built_in:
         say(f"policy {jobs[0].policy}: built once and kept, about a minute where it is missing")
         prepare_policies([built_in_policy(jobs[0].policy, jobs[0].policy_seed)], workers=1)
     workers = request.workers or (cores() if built_in else 1)
-    facts = {"settings": jobs[0].settings.as_dict(), "horizon": request.max_completion_length, "task": request.task,
-             "policy_seed": request.policy_seed, "rollouts": request.rollouts and str(request.rollouts)}  # fmt: skip
+    facts = {
+        "settings": jobs[0].settings.as_dict(), "horizon": request.max_completion_length, "task": request.task,
+        "task_params": request.task_params, "policy_seed": jobs[0].policy_seed,
+        "rollouts": request.rollouts and str(request.rollouts),
+    }  # fmt: skip
     began = time.perf_counter()
     with TableFile(path, "probe", facts) as file:
         for job in jobs:

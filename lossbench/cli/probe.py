@@ -1,10 +1,11 @@
 """`lossbench probe`: the length bias of any mode by gradients on frozen rollouts, without training."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from lossbench.cli import _options as o
 from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING, Format, FormatOption, QuietOption
 from lossbench.errors import UsageError
 
@@ -34,7 +35,8 @@ def probe(
         str | None, typer.Option(help="Another policy: a hub id, a folder, or a .gguf file.", rich_help_panel=POLICY)
     ] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(help="Probe every checkpoint-<step> in this folder.", rich_help_panel=POLICY)
+        Path | None,
+        typer.Option(help="Probe each checkpoint of a run, or in a Trainer's output_dir.", rich_help_panel=POLICY),
     ] = None,
     rollouts: Annotated[
         Path | None, typer.Option(help="Completions of the policy, instead of sampling.", rich_help_panel=POLICY)
@@ -42,7 +44,15 @@ def probe(
     projections: Annotated[
         Path | None, typer.Option(help="A kept probe file: other modes without the model.", rich_help_panel=POLICY)
     ] = None,
-    task: Annotated[str, typer.Option(help="A task (see `lossbench tasks`).", rich_help_panel=POLICY)] = "selfcheck",
+    task: Annotated[
+        str | None,
+        typer.Option(help="A task (see `lossbench tasks`), or file.py:Name; default: selfcheck.",
+                     rich_help_panel=POLICY),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Prompts and answers of this file, as the task.", rich_help_panel=POLICY)
+    ] = None,
+    verifier: o.VerifierOption = None,
     batches: Annotated[int, typer.Option(help="Pairs of batches.", rich_help_panel=TRAINING)] = 40,
     completions: Annotated[int, typer.Option(help="Completions per batch.", rich_help_panel=TRAINING)] = 128,
     num_generations: Annotated[int, typer.Option(help="Completions per prompt.", rich_help_panel=TRAINING)] = 8,
@@ -56,7 +66,9 @@ def probe(
         str, typer.Option(help="plain, adam or plain,adam.", rich_help_panel=TRAINING)
     ] = "plain,adam",
     lora: Annotated[
-        str | None, typer.Option(help="Differentiate by a fresh LoRA adapter: r=16.", rich_help_panel=TRAINING)
+        str | None,
+        typer.Option(help="Differentiate by a fresh LoRA adapter, whose B alone can move: r=16.",
+                     rich_help_panel=TRAINING),
     ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Processes; default: one per core for the built-in policy, else 1.",
@@ -87,6 +99,7 @@ def probe(
     """
     from lossbench.cli._probe import ProbeRequest, run
 
+    chosen_task: dict[str, Any] = {"task": task or "selfcheck", **o.dataset_task(dataset, verifier, task)}
     given = {"--policy": policy, "--model": model, "--checkpoints": checkpoints, "--projections": projections}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:
@@ -97,7 +110,7 @@ def probe(
         ProbeRequest(
             modes=modes, alphas=alphas, micro_batch_rows=micro_batch_rows, recipe=recipe,
             policy=model or policy or "selfcheck", policy_seed=policy_seed, checkpoints=checkpoints, rollouts=rollouts,
-            projections=projections, task=task, batches=batches, completions=completions,
+            projections=projections, **chosen_task, batches=batches, completions=completions,
             num_generations=num_generations, max_completion_length=max_completion_length, temperature=temperature,
             seed=seed, params=params, metric=metric, lora=lora, workers=workers, max_positions=max_positions,
             dtype=dtype, device=device, out=out, format=str(format), quiet=quiet,

@@ -1,10 +1,7 @@
 """`lossbench sweep`: train a grid of modes x seeds."""
 
-from typing import Any
-
 from lossbench.cli import _options as o
 from lossbench.cli._shared import Format, FormatOption, QuietOption
-from lossbench.errors import UsageError
 
 
 def sweep(
@@ -50,7 +47,7 @@ def sweep(
     flags = {
         "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler,
         "lora": None if lora is None else parse_lora(lora), "report_to": _names(report_to), "probe_every": probe_every,
-        "checkpoint_every": checkpoint_every, **_dataset(dataset, verifier, task),
+        "checkpoint_every": checkpoint_every, **o.dataset_task(dataset, verifier, task),
     }  # fmt: skip
     axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
     resolved = recipe_keys(recipe, flags, axes, set_ or [])
@@ -60,17 +57,6 @@ def sweep(
         dry_run=dry_run, format=str(format), quiet=quiet,
     )  # fmt: skip
     launch(resolved, options)
-
-
-def _dataset(dataset: str | None, verifier: str | None, task: str | None) -> dict[str, Any]:
-    """`--dataset` and `--verifier` as the task they stand for."""
-    if dataset is None:
-        if verifier is not None:
-            raise UsageError("--verifier judges the answers of a --dataset: give both")
-        return {}
-    if task is not None:
-        raise UsageError("--dataset is a task of its own: give --task or --dataset, not both")
-    return {"task": "dataset", "task_params": {"path": dataset, **({"verifier": verifier} if verifier else {})}}
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lossbench.policies import BUILT_IN
+from lossbench.policies.adapters import refuse_bad_lora, with_lora
 from lossbench.policies.prepare import built_in_policy
 from lossbench.policies.warmstart import ensure_policy, policy_key
 
@@ -25,7 +26,8 @@ def is_built_in(policy: str) -> bool:
 def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> LoadedPolicy:
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
 
-    `options` are those of `load_pretrained` (dtype, device, lora, ...). Raises UsageError where a model cannot be had.
+    `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they come
+    in float32, on the CPU. Raises UsageError where a model cannot be had.
     """
     if policy not in BUILT_IN:
         from lossbench.policies.hub import load_pretrained
@@ -39,4 +41,7 @@ def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> 
     folder = ensure_policy(config)
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return LoadedPolicy(model, tokenizer, {"policy": policy, "policy_key": policy_key(config)})
+    if lora := options.get("lora"):
+        refuse_bad_lora(lora)
+        model = with_lora(model, lora)
+    return LoadedPolicy(model, tokenizer, {"policy": policy, "policy_key": policy_key(config), "lora": lora})

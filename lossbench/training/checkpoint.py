@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from lossbench.errors import UsageError
-from lossbench.store.read import read_json
+from lossbench.store.read import RUN_FILE, read_json
 from lossbench.store.write import write_json
 from lossbench.training.spec import RunSpec, Settings
 
@@ -53,6 +53,31 @@ def newest_checkpoint(run_dir: Path, spec: RunSpec) -> tuple[int, Path] | None:
             f"'{newest}' is a checkpoint of another plan (run {owner}): remove it, or start over with --fresh"
         )
     return _step(newest), newest
+
+
+def run_of_checkpoints(folder: Path) -> Path:
+    """The folder that names the run whose checkpoints are in `folder`: itself, or the one around `checkpoints`."""
+    folder = folder.resolve()
+    return folder.parent if folder.name == CHECKPOINTS else folder
+
+
+def saved_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Step and folder of each checkpoint in `folder`, in order of steps.
+
+    `folder` is any Trainer's output_dir, or a run of lossbench (or its `checkpoints`), of which only sealed ones count.
+    Raises UsageError where there is none.
+    """
+    run_dir = run_of_checkpoints(folder)
+    if (run_dir / RUN_FILE).is_file():
+        paths = [path for path in _checkpoints(run_dir) if (path / _SEAL).is_file()]
+    else:
+        paths = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
+    if not paths:
+        raise UsageError(
+            f"'{folder}' has no folder checkpoint-<step>; valid: a Trainer's output_dir, or a run that is not "
+            "completed (completed runs keep none: record their probes with sweep --probe-every)"
+        )
+    return sorted((_step(path), path) for path in paths)
 
 
 def drop_unsealed(run_dir: Path) -> None:
