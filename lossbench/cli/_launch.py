@@ -159,9 +159,9 @@ def _run(
     options: Launch,
 ) -> None:
     from lossbench.analysis.claims import fingerprint
+    from lossbench.processes import cores
     from lossbench.sweep.display import make_display
     from lossbench.sweep.executors import Resources, make_executor
-    from lossbench.sweep.executors.slots import cores
     from lossbench.sweep.folder import check_checkpoints, write_plan
     from lossbench.sweep.lock import Lock
     from lossbench.sweep.schedule import left_to_do, outcome, run_all

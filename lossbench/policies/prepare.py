@@ -10,6 +10,7 @@ from typing import Any
 from lossbench.policies import BUILT_IN
 from lossbench.policies.tiny import TinyPolicy, phases
 from lossbench.policies.warmstart import ensure_policy, policy_path
+from lossbench.processes import main_hidden
 
 OnStep = Callable[[int, int], None]
 _POLL_S = 0.2
@@ -48,7 +49,8 @@ def _in_processes(missing: Sequence[TinyPolicy], workers: int, on_step: OnStep |
         while waiting or running:
             while waiting and len(running) < workers:
                 process = context.Process(target=_build, args=(waiting.pop(0), steps_done), daemon=True)
-                process.start()
+                with main_hidden():
+                    process.start()
                 running.append(process)
             wait([process.sentinel for process in running], _POLL_S)
             running = [process for process in running if process.is_alive()]

@@ -10,6 +10,7 @@ from lossbench.report.html import render_html
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.report.summary import summary_csv, summary_json
+from lossbench.report.writer import figure_writer
 from lossbench.store.read import load
 from lossbench.store.write import write_json, write_text
 
@@ -34,10 +35,12 @@ def make_report(sweep_dir: Path, baseline: str | None = None, out: Path | None =
 
     Raises UsageError where the folder is not a sweep, the baseline is not one of its arms, or `out` cannot be written.
     """
-    data = gather(load(sweep_dir), baseline)
+    sweep = load(sweep_dir)
     folder = out if out is not None else sweep_dir / REPORT
     try:
-        figures = draw_all(data, folder / "figures")
+        with figure_writer(len(sweep.run_ids)) as write_figure:
+            data = gather(sweep, baseline)
+            figures = draw_all(data, folder / "figures", write_figure)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"cannot write the report to '{folder}': {error.strerror}") from None
     document = make_document(data, figures, folder)

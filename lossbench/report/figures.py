@@ -10,6 +10,7 @@ from lossbench.report.data import ReportData
 from lossbench.report.document import FigureBlock
 from lossbench.report.grid import OVERLAID
 from lossbench.report.style import look, save
+from lossbench.report.writer import WriteFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +111,7 @@ FIGURES: dict[str, Entry] = {
 """Every figure by name, in the order of the report."""
 
 
-def draw_all(data: ReportData, folder: Path) -> dict[str, FigureBlock]:
+def draw_all(data: ReportData, folder: Path, write: WriteFigure = save) -> dict[str, FigureBlock]:
     """Draw every figure that the sweep has data for into `folder` as PNG and SVG; figures of an earlier report go."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FIGURES:
@@ -121,7 +122,7 @@ def draw_all(data: ReportData, folder: Path) -> dict[str, FigureBlock]:
         for entry in FIGURES.values():
             figure = entry.draw(data)
             if figure is not None:
-                save(figure, folder, entry.name)
+                write(figure, folder, entry.name)
                 blocks[entry.name] = FigureBlock(entry.name, entry.title, _caption(entry, data), _alt(entry, data))
     return blocks
 

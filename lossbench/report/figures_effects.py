@@ -11,7 +11,7 @@ from lossbench.analysis.length import METRICS
 from lossbench.analysis.stats import t_interval
 from lossbench.analysis.weights import elasticity, weight_curve
 from lossbench.report.data import Arm, ReportData
-from lossbench.report.grid import legend, short_number, wrapped
+from lossbench.report.grid import legend, short_number, times_tick, wrapped
 from lossbench.report.style import FAINT, INK, SOFT
 
 FOREST = ("late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",
@@ -118,7 +118,7 @@ def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> No
     axes.set_title(spec.label)
     axes.set_xlabel(spec.unit, fontsize=8)
     axes.locator_params(axis="x", nbins=4)
-    axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
+    axes.xaxis.set_major_formatter(short_number)
 
 
 def weights(data: ReportData) -> Figure | None:
@@ -138,8 +138,8 @@ def weights(data: ReportData) -> Figure | None:
         _weight_lines(axes, lengths, np.array(values), arms)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.xaxis.set_major_formatter(short_number)
+    axes.yaxis.set_major_formatter(times_tick)
     axes.set_xlabel("length of the completion (tokens)")
     axes.set_ylabel("weight of each of its tokens\n(relative to the window's mean token)")
     legend(figure, [arm for arms in curves.values() for arm in arms])

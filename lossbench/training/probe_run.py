@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError
+from lossbench.processes import main_hidden
 from lossbench.training.probe import Prober, ProbeSettings
 from lossbench.training.probe_batch import BatchSource, PolicySource
 
@@ -70,7 +71,9 @@ def run_job(job: ProbeJob, workers: int = 1) -> Iterator[dict[str, list[Any]]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(job,)) as pool:
         try:
-            yield from pool.map(_one_pair, range(job.settings.pairs))
+            with main_hidden():
+                parts = pool.map(_one_pair, range(job.settings.pairs))
+            yield from parts
         except BrokenProcessPool as error:
             raise UsageError(
                 f"a worker of the probe died ({error}): too little memory for {workers}? give --workers 1"

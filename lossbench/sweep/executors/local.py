@@ -3,16 +3,14 @@
 import multiprocessing
 import os
 import signal
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import ModuleType
 
+from lossbench.processes import main_hidden
 from lossbench.sweep.executors.base import Ended, Progress
 from lossbench.training.spec import RunSpec
 from lossbench.training.worker import Execute, work
@@ -59,7 +57,7 @@ class LocalExecutor:
         arguments = (spec.model_dump_json(), str(run_dir), theirs, slot, self.threads, self._execute)
         _start_server()
         process = self._context.Process(target=work, args=arguments, name=spec.run_id)
-        with _main_hidden():
+        with main_hidden():
             process.start()
         theirs.close()
         self._free.pop()
@@ -104,7 +102,7 @@ class LocalExecutor:
 
 def _start_server() -> None:
     """Start the fork server, unless it is there, such that Ctrl-C does not reach it: the mask is inherited."""
-    resource_tracker.ensure_running()  # lifts the mask when it has to start its own process, so it goes first
+    _start_tracker()  # lifts the mask when it has to start its own process, so it goes first
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -112,15 +110,17 @@ def _start_server() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-@contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Keep a new process from importing the program that runs the sweep, of which a run needs nothing."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
+def _start_tracker() -> None:
+    """Start what clears away the semaphores of a run that is stopped (progress bars hold some), without a word."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
     try:
-        yield
+        resource_tracker.ensure_running()
     finally:
-        sys.modules["__main__"] = main
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _reason(exit_code: int | None) -> str | None:

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import may_have_gpu
+from lossbench.processes import cores
 from lossbench.sweep.executors.base import Resources
 
 
 def local_slots(wanted: Resources) -> list[tuple[str, ...]]:
     """This machine's slots: the GPUs that the run in each slot may see, none where it has to do without."""
     return plan_slots(wanted, [] if wanted.device == "cpu" else visible_gpus(), cores())
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:
