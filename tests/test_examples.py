@@ -17,6 +17,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_are_true(name):
+def test_examples_in_docstrings_are_true(name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["lossbench"])
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted > 0 and result.failed == 0

@@ -197,7 +197,7 @@ def test_ctrl_c_ends_a_sweep_at_once_and_says_how_to_go_on(driver, tmp_path):
     last = stderr.strip().splitlines()[-1]
     assert last.startswith("interrupted; finished runs are safe. To go on: ")
     assert last.endswith(f"sweep --modes grpo,dr_grpo --seeds 1 --steps 5000 {' '.join(QUICK_FLAGS)} --out {folder}")
-    assert "Traceback" not in stderr
+    assert "Traceback" not in stderr and "resource_tracker" not in stderr
     assert gone(process.pid), "a child process was left"
     assert [row["status"] for row in run_rows(lossbench.load(folder))] == ["interrupted"] * 2
     assert_readable(folder)

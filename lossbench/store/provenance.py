@@ -52,5 +52,12 @@ def machine() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command as it was typed, but for the path of the executable."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """The command as it was typed, but for the path of the executable.
+
+    >>> sys.argv = ["/somewhere/lossbench/__main__.py", "sweep", "quick"]
+    >>> command_line()
+    'python -m lossbench sweep quick'
+    """
+    program = Path(sys.argv[0])
+    typed = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    return shlex.join([*typed, *sys.argv[1:]])
