@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +12,7 @@ from lossbench.errors import UsageError
 from lossbench.store.ingest.base import Request
 from lossbench.store.ingest.folder import detect, ingest
 from lossbench.store.ingest.jsonl import tables
+from lossbench.store.ingest.kept import Kept
 from lossbench.store.ingest.sink import Reading
 from lossbench.store.ingest.swift import mode_of_args
 from lossbench.store.read import load
@@ -339,3 +341,15 @@ def test_lengths_in_characters_are_named_and_not_judged(tmp_path):
     read(tmp_path / "1.jsonl", again, mode="grpo", count_tokens=words)
     CliRunner().invoke(app, ["report", str(again), "--quiet"])
     assert "in characters" not in (again / "report" / "report.md").read_text()
+
+
+def test_numbers_are_kept_as_in_a_dict(monkeypatch):
+    monkeypatch.setattr("lossbench.store.ingest.kept.RECENT", 5)
+    generator, kept, plain = np.random.default_rng(0), Kept(2), {}
+    for _ in range(200):
+        keys = generator.integers(-40, 40, 7).tolist()
+        entries = kept.entries(keys)
+        for key in keys:
+            assert entries.get(key) == plain.get(key)
+            entries[key] = plain[key] = (float(generator.integers(9)), 0.5)
+    assert {key: kept.entries([key])[key] for key in plain} == plain

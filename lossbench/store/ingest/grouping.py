@@ -5,6 +5,8 @@ from collections import defaultdict
 import numpy as np
 import pyarrow as pa
 
+from lossbench.store.ingest.kept import Kept
+
 
 class Grouping:
     """Prompts in order of appearance, groups within their step, samples within their group.
@@ -17,9 +19,8 @@ class Grouping:
         """`num_generations`: samples per group, where known; without it a prompt drawn twice in a step is one group."""
         self._per_group = num_generations or np.iinfo(np.int64).max
         self._prompts: dict[int, int] = {}
-        # By hash of the name: a log has one entry per group, and a hash is a fourth of a tuple's size.
-        self._rows_of_key: dict[int, int] = defaultdict(int)
-        self._numbers: dict[int, int] = {}
+        self._rows_of_key = Kept(1)  # by the pair of step and key
+        self._numbers = Kept(1)  # of groups, by that pair and the draw
         self._groups_of_step: dict[int, int] = defaultdict(int)
 
     def columns(self, steps_N: np.ndarray, block: pa.Table) -> dict[str, pa.Array]:
@@ -42,29 +43,46 @@ class Grouping:
         return np.asarray([self._prompts[int(key)] for key in keys], dtype=np.int64)[codes_N]
 
     def _grouped(self, steps_N: np.ndarray, keys_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import pandas as pd
+        """Group within its step and sample within its group of each row, in order of appearance."""
+        names_N = mixed(steps_N, keys_N)
+        names_K, codes_N, sizes_K = np.unique(names_N, return_inverse=True, return_counts=True)
+        names = names_K.tolist()
+        rows_of_key = self._rows_of_key.entries(names)
+        before_K = np.asarray([rows_of_key.get(name, (0,))[0] for name in names], dtype=np.int64)
+        rows_of_key.update(zip(names, zip((before_K + sizes_K).tolist()), strict=True))
+        draws_N, samples_N = np.divmod(before_K[codes_N] + _place_among_equals(codes_N, sizes_K), self._per_group)
+        return self._group_numbers(steps_N, mixed(names_N, draws_N)), samples_N
 
-        by_key = pd.DataFrame({"step": steps_N, "key": keys_N}).groupby(["step", "key"], sort=False)
-        codes_N = by_key.ngroup().to_numpy()
-        sizes = by_key.size().to_frame("rows").reset_index()
-        pairs = list(zip(sizes["step"].tolist(), sizes["key"].tolist(), strict=True))
-        before = np.asarray([self._rows_of_key[hash(pair)] for pair in pairs], dtype=np.int64)
-        for pair, rows in zip(pairs, sizes["rows"].tolist(), strict=True):
-            self._rows_of_key[hash(pair)] += rows
-        places_N = by_key.cumcount().to_numpy() + before[codes_N]
-        draws_N, samples_N = places_N // self._per_group, places_N % self._per_group
-        drawn = pd.DataFrame({"code": codes_N, "draw": draws_N}).groupby(["code", "draw"], sort=False)
-        names = drawn.size().to_frame("rows").reset_index()
-        coded = zip(names["code"].tolist(), names["draw"].tolist(), strict=True)
-        numbers = [self._group_number((*pairs[code], draw)) for code, draw in coded]
-        return np.asarray(numbers, dtype=np.int64)[drawn.ngroup().to_numpy()], samples_N
+    def _group_numbers(self, steps_N: np.ndarray, names_N: np.ndarray) -> np.ndarray:
+        """Numbers of the groups that rows name, counted within their steps."""
+        names_G, first_G, codes_N = np.unique(names_N, return_index=True, return_inverse=True)
+        names, steps = names_G.tolist(), steps_N[first_G].tolist()
+        numbers = self._numbers.entries(names)
+        for group in np.argsort(first_G).tolist():
+            if names[group] not in numbers:
+                numbers[names[group]] = (self._groups_of_step[steps[group]],)
+                self._groups_of_step[steps[group]] += 1
+        return np.asarray([numbers[name][0] for name in names], dtype=np.int64)[codes_N]
 
-    def _group_number(self, name: tuple[int, int, int]) -> int:
-        """Number of the group that (step, key, draw) names, counted within its step."""
-        if hash(name) not in self._numbers:
-            self._numbers[hash(name)] = self._groups_of_step[name[0]]
-            self._groups_of_step[name[0]] += 1
-        return self._numbers[hash(name)]
+
+def mixed(first_N: np.ndarray, second_N: np.ndarray) -> np.ndarray:
+    """A 64-bit number (N,) per pair of 64-bit numbers; another pair's is the same in one case of 2^64.
+
+    The mixing is that of SplitMix64 (Steele, Lea and Flood 2014).
+    """
+    mixed_N = first_N.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + second_N.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed_N = (mixed_N ^ (mixed_N >> np.uint64(shift))) * np.uint64(factor)
+    return (mixed_N ^ (mixed_N >> np.uint64(31))).view(np.int64)
+
+
+def _place_among_equals(codes_N: np.ndarray, sizes_K: np.ndarray) -> np.ndarray:
+    """How many earlier rows have the same code."""
+    places_N = np.empty(len(codes_N), dtype=np.int64)
+    places_N[np.argsort(codes_N, kind="stable")] = np.arange(len(codes_N)) - np.repeat(
+        np.cumsum(sizes_K) - sizes_K, sizes_K
+    )
+    return places_N
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:

@@ -75,7 +75,7 @@ def tables(path: Path, fields: Mapping[str, pa.DataType], damage: Damage) -> Ite
 def _line_blocks(stream: Any) -> Iterator[bytes]:
     while chunk := stream.read(BLOCK_BYTES):
         block = chunk + stream.readline()
-        if block.strip():
+        if not block.isspace():
             yield block
 
 

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lossbench.store.ingest.grouping import mixed
+from lossbench.store.ingest.kept import Kept
+
 
 class StepSums:
     """Counts and sums per step; a mean is a ratio of two sums, so it is pooled over the rows that have the value."""
@@ -13,7 +16,7 @@ class StepSums:
     def __init__(self) -> None:
         """No step yet."""
         self._sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        self._reward_span: dict[int, tuple[float, float]] = {}  # by hash of (step, group)
+        self._reward_span = Kept(2)  # lowest and highest, by the pair of step and group
 
     def add(self, steps_N: np.ndarray, columns: dict[str, Any]) -> None:
         """Add a block: arrow columns `reward`, `length_tokens`, `correct`, `terminated`, `group`, each optional."""
@@ -47,20 +50,24 @@ class StepSums:
 
     def _span_rewards(self, steps_N: np.ndarray, groups_N: np.ndarray, reward_N: np.ndarray) -> None:
         """Keep, for each step, the number of groups and how many of them have rewards that are all equal."""
-        import pandas as pd
-
-        frame = pd.DataFrame({"step": steps_N, "group": groups_N, "reward": reward_N})
-        spans = frame.groupby(["step", "group"])["reward"].agg(["min", "max"]).dropna().reset_index()
-        for step, group, low, high in zip(*(spans[name].tolist() for name in spans.columns), strict=True):
-            sums, name = self._sums[step], hash((step, group))
-            before = self._reward_span.get(name)
+        known_N = ~np.isnan(reward_N)
+        steps_N, reward_N, names_N = steps_N[known_N], reward_N[known_N], mixed(steps_N, groups_N)[known_N]
+        names_G, first_G, codes_N = np.unique(names_N, return_index=True, return_inverse=True)
+        low_G, high_G = np.full(len(names_G), np.inf), np.full(len(names_G), -np.inf)
+        np.minimum.at(low_G, codes_N, reward_N)
+        np.maximum.at(high_G, codes_N, reward_N)
+        names = names_G.tolist()
+        kept = self._reward_span.entries(names)
+        spans = zip(names, steps_N[first_G].tolist(), low_G.tolist(), high_G.tolist(), strict=True)
+        for name, step, low, high in spans:
+            sums, before = self._sums[step], kept.get(name)
             if before is None:
                 sums["groups"] += 1
             else:
                 sums["flat_groups"] -= before[0] == before[1]
                 low, high = min(low, before[0]), max(high, before[1])
             sums["flat_groups"] += low == high
-            self._reward_span[name] = (low, high)
+            kept[name] = (low, high)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per step, in order, under the names of the `steps` table; None where there is no such thing."""
