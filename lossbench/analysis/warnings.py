@@ -161,7 +161,7 @@ def same_experiment(evidence: Evidence) -> Iterator[str]:
     """Modes that are one experiment, or one direction, under the sweep's settings."""
     if "loss_type" not in evidence.runs or not evidence.recipe.get("per_device_train_batch_size"):
         return
-    plain = evidence.runs[evidence.runs["arm"] == evidence.runs["mode"]].drop_duplicates("mode")
+    plain = evidence.runs.drop_duplicates(subset=["arm"]).query("arm == mode")
     modes = [
         ModeSpec(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
         for run in records(plain)
