@@ -72,11 +72,12 @@ class LocalEngine:
             finally:
                 for handle in handles:
                     handle.remove()
-            grads = torch.autograd.grad(total, [output for _, _, output in calls], allow_unused=True)
+            grads = list(torch.autograd.grad(total, [output for _, _, output in calls], allow_unused=True))
         told_RS = chunk.real_RS[:, 1:]  # a position matters where the token after it is told
         rows_n = chunk.rows_R.to(told_RS.device)[:, None].expand(told_RS.shape)[told_RS]
         uses = []
-        for (owner, inputs, output), grad in zip(calls, grads, strict=True):
+        while calls:  # emptied as it is copied: the whole pass and its copy would be twice the memory
+            (owner, inputs, output), grad = calls.pop(), grads.pop()
             if inputs.shape[:2] != told_RS.shape or output.shape[:2] != told_RS.shape:
                 raise NotLocal(f"{type(owner.module).__name__} does not keep rows and positions apart")
             if grad is not None:
