@@ -238,7 +238,9 @@ def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> A
         return kind.from_pretrained(source.folder, local_files_only=True, **options)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
-            raise UsageError(f"model '{reference}' runs code of its own: allow it with --set trust_remote_code=true") from error
+            raise UsageError(
+                f"model '{reference}' runs code of its own: allow it with --set trust_remote_code=true"
+            ) from error
         raise UsageError(f"model '{reference}': cannot be loaded ({_one_line(error)})") from error
 
 

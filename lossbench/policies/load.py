@@ -26,8 +26,8 @@ def is_built_in(policy: str) -> bool:
 def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> LoadedPolicy:
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
 
-    `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they come
-    in float32, on the CPU. Raises UsageError where a model cannot be had.
+    `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they
+    come in float32, on the CPU. Raises UsageError where a model cannot be had.
     """
     if policy not in BUILT_IN:
         from lossbench.policies.hub import load_pretrained

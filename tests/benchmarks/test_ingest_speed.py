@@ -15,13 +15,14 @@ from lossbench.store.ingest.sink import Reading
 
 MEGABYTE = 1_000_000
 _MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from lossbench.store.ingest.base import Request
 from lossbench.store.ingest.folder import ingest
 from lossbench.store.ingest.sink import Reading
 ingest(Path(sys.argv[1]), Path(sys.argv[2]), "verl", Request(mode="grpo", seed=0), Reading())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Of this program alone: ru_maxrss begins with what the parent had when it started this one.
+print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
