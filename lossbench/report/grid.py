@@ -177,17 +177,17 @@ def wrapped(name: str, width: int) -> str:
 
 
 # Ticks are functions with names: a figure on its way to the process that writes it carries their names.
-def percent_tick(value: float, position: int | None = None) -> str:
+def percent_tick(value: float, position: float | None = None) -> str:
     """Axis ticks of shares: 25 %."""
     return f"{100 * value:.4g} %"
 
 
-def times_tick(value: float, position: int | None = None) -> str:
+def times_tick(value: float, position: float | None = None) -> str:
     """Axis ticks of factors: 2×."""
     return f"{value:g}×"
 
 
-def short_number(value: float, position: int | None = None) -> str:
+def short_number(value: float, position: float | None = None) -> str:
     """Axis ticks of large numbers: 250k, 1.5M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:

@@ -15,7 +15,7 @@ A module may use its parameters in a way that the first engine cannot see (exper
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -108,9 +108,9 @@ class Policy:
         return [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
 
 
-def _hold_padding(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _hold_padding(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Keep a padding token's embedding constant: a backward pass, and so training, does, but forward mode does not."""
-    return torch.where((args[0] == module.padding_idx)[..., None], output.detach(), output)
+    return torch.where(args[0].eq(module.padding_idx).unsqueeze(-1), output.detach(), output)
 
 
 def check_finite(vectors: Sequence[Vector], names: Sequence[str]) -> None:
