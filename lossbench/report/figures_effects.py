@@ -11,8 +11,8 @@ from lossbench.analysis.length import METRICS
 from lossbench.analysis.stats import t_interval
 from lossbench.analysis.weights import elasticity, weight_curve
 from lossbench.report.data import Arm, ReportData
-from lossbench.report.grid import legend, short_number, times_tick, wrapped
-from lossbench.report.style import FAINT, INK, SOFT
+from lossbench.report.grid import legend, wrapped
+from lossbench.report.style import FAINT, INK, SOFT, short_number, times_tick
 
 FOREST = ("late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",
           "late_truncated_frac")  # fmt: skip

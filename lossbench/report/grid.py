@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from lossbench.report.data import Arm
-from lossbench.report.style import FAINT, INK, ArmStyle
+from lossbench.report.style import FAINT, INK, ArmStyle, percent_tick, short_number
 
 OVERLAID = 4
 """Up to this many arms share one panel."""
@@ -174,22 +174,3 @@ def wrapped(name: str, width: int) -> str:
         return name
     spaced = name.replace("@", "@ ").replace("/", "/ ").replace("[", " [")
     return fill(spaced, width, break_on_hyphens=False).replace("@ ", "@").replace("/ ", "/")
-
-
-# Ticks are functions with names: a figure on its way to the process that writes it carries their names.
-def percent_tick(value: float, position: float | None = None) -> str:
-    """Axis ticks of shares: 25 %."""
-    return f"{100 * value:.4g} %"
-
-
-def times_tick(value: float, position: float | None = None) -> str:
-    """Axis ticks of factors: 2×."""
-    return f"{value:g}×"
-
-
-def short_number(value: float, position: float | None = None) -> str:
-    """Axis ticks of large numbers: 250k, 1.5M."""
-    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"

@@ -47,6 +47,26 @@ def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
     }
 
 
+# Ticks are functions with names, in a module that loads at once: a figure on its way to the process that writes it
+# carries their names.
+def percent_tick(value: float, position: float | None = None) -> str:
+    """Axis ticks of shares: 25 %."""
+    return f"{100 * value:.4g} %"
+
+
+def times_tick(value: float, position: float | None = None) -> str:
+    """Axis ticks of factors: 2×."""
+    return f"{value:g}×"
+
+
+def short_number(value: float, position: float | None = None) -> str:
+    """Axis ticks of large numbers: 250k, 1.5M."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{suffix}"
+    return f"{value:.4g}"
+
+
 def look() -> AbstractContextManager:
     """The settings under which figures are drawn and saved, whatever the user's own matplotlib settings are."""
     import matplotlib as mpl
