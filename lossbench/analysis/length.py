@@ -5,6 +5,8 @@ resulting `Summary`. *Late* is the last fifth of a run's planned steps, *early* 
 used the completion. All means are pooled over completions (groups, tokens) of the window; NaN where there are none.
 """
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,7 +150,7 @@ def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.Dat
 
 def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
     """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its completed runs."""
-    parts = [read_run(sweep, run) for run in records(sweep.runs)]
+    parts = [reduce_run(run, *tables) for run, tables in _read_ahead(sweep)]
     complete = [part.path for part in parts if part.row["complete"]]
     threshold = common_reward(complete) if reward_threshold is None else reward_threshold
     rows = []
@@ -166,15 +168,24 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def read_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
-    """Read and reduce the run that `run`, a row of `sweep.runs`, describes; only the columns needed are read."""
-    run_id = str(run["run_id"])
-    return reduce_run(
-        run,
-        rollouts=as_columns(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
-        steps=as_columns(sweep.run_table(run_id, "steps")),
-        evals=as_columns(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
-    )
+def _read_ahead(sweep: "Sweep") -> Iterator[tuple[dict[str, Any], tuple[Columns, Columns, Columns]]]:
+    """Each run of the sweep with its rollouts, steps and evals; the next run is read while one is worked on."""
+
+    def read(run: dict[str, Any]) -> tuple[Columns, Columns, Columns]:
+        run_id = str(run["run_id"])
+        return (
+            as_columns(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
+            as_columns(sweep.run_table(run_id, "steps")),
+            as_columns(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
+        )
+
+    with ThreadPoolExecutor(1) as reader:
+        runs = records(sweep.runs)
+        coming = [reader.submit(read, run) for run in runs[:1]]
+        for place, run in enumerate(runs):
+            tables = coming.pop().result()
+            coming += [reader.submit(read, after) for after in runs[place + 1 : place + 2]]
+            yield run, tables
 
 
 def reduce_run(run: dict[str, Any], rollouts: Columns, steps: Columns, evals: Columns) -> RunSummary:

@@ -41,11 +41,12 @@ def make_report(sweep_dir: Path, baseline: str | None = None, out: Path | None =
         with figure_writer(len(sweep.run_ids)) as write_figure:
             data = gather(sweep, baseline)
             figures = draw_all(data, folder / "figures", write_figure)
+            # What needs no figure's file goes on while figures are written.
+            document = make_document(data, figures, folder)
+            write_text(folder / "report.md", render_markdown(document))
+            write_text(folder / "summary.csv", summary_csv(data))
+            write_json(folder / "summary.json", summary_json(data))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"cannot write the report to '{folder}': {error.strerror}") from None
-    document = make_document(data, figures, folder)
     write_text(folder / "index.html", render_html(document))
-    write_text(folder / "report.md", render_markdown(document))
-    write_text(folder / "summary.csv", summary_csv(data))
-    write_json(folder / "summary.json", summary_json(data))
     return Report(folder, data)

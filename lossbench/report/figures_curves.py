@@ -129,7 +129,8 @@ def length_distribution(data: ReportData) -> Figure | None:
     columns = min(COLUMNS, len(shown))
     blocks = -(-len(shown) // columns)
     figure = Figure(figsize=(PANEL_WIDTH * COLUMNS, PANEL_HEIGHT * 2 * blocks + 0.5), layout="constrained")
-    grid = figure.subplots(2 * blocks, columns, sharex=True, sharey=True, squeeze=False)
+    grid = figure.subplots(2 * blocks, columns, squeeze=False)
+    longest = max(float(item.length_tokens.max(initial=0.0)) for item in counts.values())
     for axes in grid.flat:
         axes.set_axis_off()
     for place, arm in enumerate(shown):
@@ -143,7 +144,8 @@ def length_distribution(data: ReportData) -> Figure | None:
             axes.locator_params(axis="x", nbins=4)
             axes.set_ylabel("share at least so long" if column == 0 else "")
             axes.set_xlabel("length (tokens)" if kind else "")
-            axes.tick_params(labelbottom=kind)
+            axes.tick_params(labelbottom=kind, labelleft=column == 0)
+            axes.set(xlim=(-0.05 * longest, 1.05 * longest), ylim=(0, 1.03))
     handles = [
         figure.axes[0].plot([], [], color=SOFT, linestyle=(0, (4, 1.5)), label="first fifth of the run")[0],
         figure.axes[0].plot([], [], color=INK, linewidth=2.0, label="last fifth (in the arm's colour)")[0],
@@ -156,4 +158,3 @@ def _survival(axes: Axes, counts: LengthCounts, **look: Any) -> None:
     if counts.rows.size:
         at_least = np.cumsum(counts.rows[::-1])[::-1] / counts.rows.sum()
         axes.step(np.append(0, counts.length_tokens), np.append(1, at_least), where="pre", **look)
-        axes.set_ylim(0, 1.03)

@@ -71,20 +71,23 @@ def _overlaid(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figure:
 
 
 def _one_panel_each(arms: Sequence[Arm], quantities: Sequence[Quantity]) -> Figure:
-    """Blocks of rows, one block a quantity; within a block all panels share their axes."""
+    """Blocks of rows, one block a quantity; within a block all panels have the same limits."""
     per_block = -(-len(arms) // COLUMNS)
     rows = per_block * len(quantities)
     figure = Figure(figsize=(PANEL_WIDTH * COLUMNS, PANEL_HEIGHT * rows + 0.35 * len(quantities)), layout="constrained")
     blocks = figure.subfigures(len(quantities), 1, squeeze=False)[:, 0]
     for block, quantity in zip(blocks, quantities, strict=True):
         block.suptitle(quantity.title, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
-        grid = block.subplots(per_block, COLUMNS, sharex=True, sharey=True, squeeze=False)
+        # Equal limits instead of shared axes, of which each would be told of every change to any.
+        grid = block.subplots(per_block, COLUMNS, squeeze=False)
+        limits = _x_limits(quantity)
         for axes, arm in zip(grid.flat, arms, strict=False):
             _panel(axes, arm, quantity)
         for axes in grid.flat[len(arms) :]:
             axes.set_axis_off()
         for axes in grid.flat[: len(arms)]:
             label_axes(axes, quantity, small=True)
+            axes.set_xlim(*limits)
         _outer_labels(grid, len(arms), quantity)
     return figure
 
@@ -101,10 +104,10 @@ def _outer_labels(grid: np.ndarray, used: int, quantity: Quantity) -> None:
     """Labels on the outer panels only; a panel above an empty place keeps its numbers."""
     columns = grid.shape[1]
     for place, axes in enumerate(grid.flat[:used]):
-        axes.set_ylabel(quantity.y_label if place % columns == 0 else "")
-        last = place + columns >= used
+        first, last = place % columns == 0, place + columns >= used
+        axes.set_ylabel(quantity.y_label if first else "")
         axes.set_xlabel(quantity.x_label if last else "")
-        axes.tick_params(labelbottom=last)
+        axes.tick_params(labelleft=first, labelbottom=last)
 
 
 def draw_line(axes: Axes, line: Line, style: ArmStyle) -> None:
@@ -148,6 +151,13 @@ def _limits(quantity: Quantity) -> tuple[float, float]:
         low = min(low, 0.0)
     pad = 0.06 * (high - low) or 0.1 * abs(high) or 0.05
     return (low if quantity.from_zero and low == 0 else low - pad), high + pad
+
+
+def _x_limits(quantity: Quantity) -> tuple[float, float]:
+    """Around all lines, with the room that matplotlib leaves by itself."""
+    x = np.concatenate([line.x for line in quantity.lines.values()])
+    pad = 0.05 * (x.max() - x.min()) or 0.5
+    return x.min() - pad, x.max() + pad
 
 
 def legend(figure: Figure, arms: Iterable[Arm]) -> None:
