@@ -1,6 +1,6 @@
 """The fast engine: projections of completions' scores from each module's own inputs and output gradients."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,7 @@ class LocalEngine:
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.parameters = policy, policy.parameters
+        self.numbers_per_token = 0.0  # of a tape; known from the first one on
         place_of = {id(p): place for place, p in enumerate(policy.parameters.values())}
         self._owners: list[Owner] = []
         for module in policy.model.modules():
@@ -82,7 +83,9 @@ class LocalEngine:
                 raise NotLocal(f"{type(owner.module).__name__} does not keep rows and positions apart")
             if grad is not None:
                 uses.append(Use(owner, inputs.detach()[told_RS], grad[told_RS]))
-        return _Tape(Rows(rows_n), uses)
+        tape = _Tape(Rows(rows_n), uses[::-1])
+        self.numbers_per_token = tape.numbers() / max(1, len(rows_n))
+        return tape
 
     @staticmethod
     def _listen(owner: Owner, calls: list[tuple[Owner, Tensor, Tensor]]) -> Any:
@@ -103,6 +106,9 @@ class _LocalRecord:
 
     def _keep(self) -> list[_Tape] | None:
         """The whole batch's tape, or None where it is too large to keep."""
+        tokens = sum(int(chunk.real_RS[:, 1:].sum()) for chunk in self._chunks)
+        if tokens * self._engine.numbers_per_token > _KEPT_NUMBERS:
+            return None
         tapes, numbers = [], 0
         for chunk in self._chunks:
             tapes.append(self._engine.tape(chunk))
@@ -111,24 +117,29 @@ class _LocalRecord:
                 return None
         return _joined(tapes)
 
-    def _tapes(self) -> Iterable[_Tape]:
-        return self._kept if self._kept is not None else map(self._engine.tape, self._chunks)
+    def _uses(self) -> Iterator[tuple[Use, Rows]]:
+        """Every use of selected parameters; of a tape that is not kept nothing is left when the next pass begins."""
+        if self._kept is not None:
+            yield from ((use, tape.rows) for tape in self._kept for use in tape.uses)
+            return
+        for chunk in self._chunks:
+            tape = self._engine.tape(chunk)
+            while tape.uses:  # from the last module, whose outputs are the widest, to the first
+                yield tape.uses.pop(), tape.rows
 
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
         vectors = [self._engine.policy.zeros() for _ in coefficients_KB]
         with self._engine.policy.ready():
-            for tape in self._tapes():
-                for use in tape.uses:
-                    add_gradients(use, tape.rows, coefficients_KB, vectors)
+            for use, rows in self._uses():
+                add_gradients(use, rows, coefficients_KB, vectors)
         check_finite(vectors, list(self._engine.parameters))
         return vectors
 
     def projections(self, directions: Sequence[Vector], scales: Sequence[Vector | None]) -> Tensor:
         out = torch.zeros(len(scales), len(directions), self._rows, dtype=torch.float64)
         with self._engine.policy.ready():
-            for tape in self._tapes():
-                for use in tape.uses:
-                    add_projections(use, tape.rows, directions, scales, out)
+            for use, rows in self._uses():
+                add_projections(use, rows, directions, scales, out)
         return out
 
 

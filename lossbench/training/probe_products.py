@@ -89,9 +89,8 @@ def add_projections(
     if place is not None:
         for numbers, scores_RP in _scores(use, rows):
             for m, scale in enumerate(scales):
-                scaled_RP = scores_RP if scale is None else scores_RP * scale[place].flatten()
-                for k, direction in enumerate(directions):
-                    out_MKB[m, k, numbers] += (scaled_RP @ direction[place].flatten()).double().cpu()
+                scale_P = None if scale is None else scale[place].flatten()
+                out_MKB[m][:, numbers] += _products(scores_RP, scale_P, [vector[place] for vector in directions])
     rest = Use(use.owner.without(place), use.inputs_nX, use.grads_nY)
     if rest.owner.names:
         rows_n = rows.rows_n.cpu()
@@ -100,6 +99,12 @@ def add_projections(
                 # Scaled module by module: a scaled copy of the whole direction would be another model's size.
                 values_n = _along(rest, direction, scale)
                 out_MKB[m, k].index_add_(0, rows_n, values_n.double().cpu().expand(len(rows_n)))
+
+
+def _products(scores_RP: Tensor, scale_P: Tensor | None, parts: Sequence[Tensor]) -> Tensor:
+    """Scalar products of scaled scores with each direction's part, float64 (K, R) on the CPU."""
+    scaled_RP = scores_RP if scale_P is None else scores_RP * scale_P
+    return torch.stack([scaled_RP @ part.flatten() for part in parts]).double().cpu()
 
 
 def _by_completion(use: Use, rows: Rows, products: int) -> int | None:
@@ -113,16 +118,19 @@ def _by_completion(use: Use, rows: Rows, products: int) -> int | None:
 
 
 def _scores(use: Use, rows: Rows) -> Iterator[tuple[list[int], Tensor]]:
-    """Scores of completions by a linear layer's weight, float32 (R, P), block by block, with their rows' numbers."""
+    """Scores of completions by a linear layer's weight, float32 (R, P), block by block, with their rows' numbers.
+
+    The blocks share their memory: each is over when the next begins.
+    """
     shape = (use.grads_nY.shape[1], use.inputs_nX.shape[1])
     per_block = max(1, _BLOCK_NUMBERS // (shape[0] * shape[1]))
     spans = rows.spans()
+    scores_RYX = torch.empty(min(per_block, len(spans)), *shape, device=use.grads_nY.device)
     for first in range(0, len(spans), per_block):
         block = spans[first : first + per_block]
-        scores_RYX = torch.empty(len(block), *shape, device=use.grads_nY.device)
-        for score_YX, (_, begin, end) in zip(scores_RYX, block, strict=True):
+        for score_YX, (_, begin, end) in zip(scores_RYX, block, strict=False):
             torch.mm(use.grads_nY[begin:end].T.float(), use.inputs_nX[begin:end].float(), out=score_YX)
-        yield [row for row, _, _ in block], scores_RYX.flatten(1)
+        yield [row for row, _, _ in block], scores_RYX[: len(block)].flatten(1)
 
 
 def _add_by_token(use: Use, coefficients_n: Tensor, vector: Vector) -> None:
