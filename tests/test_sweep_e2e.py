@@ -146,7 +146,7 @@ def test_another_plan_in_the_same_folder_is_refused_with_the_difference(folder):
 def test_the_plan_records_what_it_was_made_with(folder):
     plan = json.loads((folder / "sweep.json").read_text())
     assert plan["versions"]["trl"].startswith("1.16")
-    assert plan["command"].startswith("__main__.py sweep --modes grpo,dr_grpo")
+    assert plan["command"].startswith("python -m lossbench sweep --modes grpo,dr_grpo")
     assert plan["shared"]["learning_rate"] == 1e-4
     assert len(plan["plan_hash"]) == 64
 
