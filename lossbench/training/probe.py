@@ -30,7 +30,7 @@ from lossbench.training.probe_batch import (
 )
 from lossbench.training.probe_local import make_engine
 from lossbench.training.probe_params import select_parameters
-from lossbench.training.probe_scores import Engine, Record, Vector
+from lossbench.training.probe_scores import Engine, Record, Vector, origin
 from lossbench.training.spec import Settings
 
 Metric = Literal["plain", "adam"]
@@ -132,8 +132,9 @@ class Prober:
         )
         for k in range(self.settings.random_directions):
             names.append(f"random-{k}")
-            parameters = self.engine.parameters.values()
-            vectors.append([torch.randn(p.shape, generator=generator).to(p.device) for p in parameters])
+            vectors.append(origin(self.engine.parameters))
+            for part in vectors[-1]:
+                part.copy_(torch.randn(part.shape, generator=generator))
         return names, vectors
 
     def _columns(

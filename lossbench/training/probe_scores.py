@@ -13,7 +13,7 @@ A module may use its parameters in a way that the first engine cannot see (exper
 `make_engine` holds it to an ordinary gradient of the policy at hand before it is used.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -26,6 +26,16 @@ from lossbench.training.probe_batch import Chunk, ProbeBatch, make_chunks
 
 Vector = list[Tensor]
 """A point of parameter space: one tensor per selected parameter, in their order."""
+
+
+def origin(parameters: Mapping[str, nn.Parameter]) -> Vector:
+    """The origin of parameter space, float32, in one piece of memory.
+
+    Freed, it goes back to the system whole; layer by layer it would leave gaps that the next one does not fit.
+    """
+    sizes = [p.numel() for p in parameters.values()]
+    flat = torch.zeros(sum(sizes), device=next(iter(parameters.values())).device)
+    return [part.view(p.shape) for part, p in zip(flat.split(sizes), parameters.values(), strict=True)]
 
 
 class Record(Protocol):
@@ -105,7 +115,7 @@ class Policy:
 
     def zeros(self) -> Vector:
         """The origin of parameter space, float32."""
-        return [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters.values()]
+        return origin(self.parameters)
 
 
 def _hold_padding(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
