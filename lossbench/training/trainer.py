@@ -59,6 +59,9 @@ class ModeTrainer(GRPOTrainer):
     ) -> None:
         _refuse_undefined(args)
         args.scale_rewards = mode.scale_rewards
+        # Ranks pass their rows through the model in pieces, not all of them in as many: a broadcast at every pass would
+        # wait for passes that do not come.
+        args.ddp_broadcast_buffers = False
         if sampler == "lossbench":
             trl["rollout_func"] = lambda prompts, trainer: trainer._sample(prompts)
         super().__init__(args=args, **trl)
