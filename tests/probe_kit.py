@@ -1,4 +1,7 @@
-"""A policy so small that expected drifts can be enumerated: after `c` or `w` it stops with a hazard of its own."""
+"""A policy so small that expected drifts can be enumerated: after `c` or `w` it stops with a hazard of its own.
+
+And a task that an untrained policy is right in about half the time.
+"""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -11,6 +14,25 @@ from lossbench.training.probe_batch import ProbeBatch
 
 PAD, EOS, PROMPT, CORRECT, WRONG = range(5)
 NEVER = -30.0
+
+EVEN_TASK = '''
+from lossbench.tasks import make_task
+
+
+class EvenDigits:
+    """Rewards completions that begin with an even digit, so that an untrained policy is right about half the time."""
+
+    name, shortest_answer_tokens = "even", 1
+
+    def __init__(self):
+        self.train_prompts = self.eval_prompts = make_task("selfcheck", {}).train_prompts
+
+    def verify(self, completion, answer):
+        return completion[:1] in ("0", "2", "4", "6", "8", "+", "y")
+
+    def reward(self, correct, terminated, length_tokens):
+        return float(correct)
+'''
 
 
 class HazardPolicy(nn.Module):

@@ -105,35 +105,71 @@ def test_recorded_token_ids_give_the_probe_of_their_batches(policy, folder, tmp_
         source(PAIR_STREAM, 4)
 
 
-def test_recorded_text_is_tokenised_and_ended(policy, tmp_path):
-    path = tmp_path / "rollouts.jsonl"
-    texts = [("1+2=", "30y", 1.0, True), ("1+2=", "31", 0.0, False)] * 4
+WRITERS = {
+    ".jsonl": lambda frame, path: frame.to_json(path, orient="records", lines=True),
+    ".json": lambda frame, path: frame.to_json(path, orient="records"),
+    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".parquet": lambda frame, path: frame.to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_recorded_text_is_tokenised_and_ended(policy, tmp_path, suffix):
+    # digits stay text: "030" has three tokens, and nothing is a number
+    texts = [("12", "030", 1.0, True), ("12", "31", 0.0, False)] * 4
     rows = [{"prompt": p, "completion": c, "reward": r, "terminated": t, "group": i // 2}
             for i, (p, c, r, t) in enumerate(texts)]  # fmt: skip
-    pd.DataFrame(rows).to_json(path, orient="records", lines=True)
+    path = tmp_path / f"rollouts{suffix}"
+    WRITERS[suffix](pd.DataFrame(rows), path)
     batch = RecordedSource(path, policy.model, policy.tokenizer, Sampling(4, 2))(PAIR_STREAM, 0)
-    eos = policy.tokenizer.eos_token_id
-    encode = policy.tokenizer.get_vocab()
-    assert batch.completion_ids[:2] == [[encode["3"], encode["0"], encode["y"], eos], [encode["3"], encode["1"]]]
+    eos, encode = policy.tokenizer.eos_token_id, policy.tokenizer.get_vocab()
+    assert batch.prompt_ids[0] == [encode["1"], encode["2"]]
+    assert batch.completion_ids[:2] == [[encode["0"], encode["3"], encode["0"], eos], [encode["3"], encode["1"]]]
     assert batch.correct[:2] == [True, False] and batch.terminated[:2] == [True, False]
+
+
+def test_token_ids_in_csv_are_lists(policy, tmp_path):
+    path = tmp_path / "rollouts.csv"
+    rows = [{"prompt_ids": "[2, 3]", "completion_ids": "[4]", "reward": i % 2, "group": i // 2} for i in range(8)]
+    pd.DataFrame(rows).to_csv(path, index=False)
+    batch = RecordedSource(path, policy.model, policy.tokenizer, Sampling(4, 2))(PAIR_STREAM, 0)
+    assert batch.prompt_ids[0] == [2, 3] and batch.completion_ids[0] == [4]
+
+
+ROW = {"prompt": "1", "completion": "2", "reward": 1.0, "group": 0}
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([{"prompt": "1", "completion": "2", "group": 0}], "no column reward"),
-        ([{"prompt": "1", "completion": "2", "reward": 1.0, "group": 0}] * 8, "no group has rewards that differ"),
-        (
-            [{"prompt": "1", "completion": "2", "reward": float(i % 2), "group": 0} for i in range(4)],
-            "do not make two batches of 4",
-        ),
+        ([ROW] * 8, "no group has rewards that differ"),
+        ([{**ROW, "reward": float(i % 2)} for i in range(4)], "do not make two batches of 4"),
+        ([ROW, {**ROW, "reward": "good"}], "row 2: reward 'good' is not a finite number"),
+        ([ROW, {**ROW, "reward": float("inf")}], "row 2: reward inf is not a finite number"),
+        ([ROW, {**ROW, "group": None}], "row 2: group null names no group"),
+        ([ROW, {**ROW, "prompt": None}], "row 2: prompt null cannot be tokenised: give the prompt as"),
+        ([{**ROW, "prompt": [{"role": "user", "content": "1"}]}], "row 1: prompt .* cannot be tokenised"),
+        ([ROW, {**ROW, "completion": 31}], "row 2: completion 31 cannot be tokenised"),
+        ([{**ROW, "completion_ids": ["4"], "completion": None}], "completion_ids as a list of integers"),
+        ([{**ROW, "correct": "yes"}], "row 1: correct 'yes' is neither true nor false"),
     ],
 )
 def test_recorded_completions_that_cannot_be_used(policy, tmp_path, rows, message):
     path = tmp_path / "rollouts.jsonl"
-    pd.DataFrame(rows).to_json(path, orient="records", lines=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     with pytest.raises(UsageError, match=message):
         RecordedSource(path, policy.model, policy.tokenizer, Sampling(4, 2))
+
+
+def test_more_pairs_than_the_file_makes_are_refused_before_the_model_loads(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(f"{json.dumps({**ROW, 'reward': i % 2, 'group': i // 4})}\n" for i in range(64)))
+    small = ["--completions", "16", "--num-generations", "4", "--recipe", "quick", "--out", str(tmp_path / "out")]
+    result = invoke("--model", "./nowhere", "--rollouts", str(path), *small)
+    assert isinstance(result.exception, UsageError)
+    assert "make 2 pairs of batches: give --batches 2, or fewer --completions" in str(result.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_writes_what_it_prints_and_reads_its_projections_again(policy, folder, tmp_path):
@@ -151,6 +187,8 @@ def test_the_command_writes_what_it_prints_and_reads_its_projections_again(polic
     assert of["grpo", "all", "plain", "row-weight"] == pytest.approx(by_power)
     written = {file.name for file in (out / "probe").iterdir()}
     assert {"drift.csv", "probe.json", "drift.png", "drift.svg", "dose_response.png"} <= written
+    table = invoke("--projections", str(next((out / "probe").glob("*.parquet"))), "--format", "csv", *modes)
+    assert {"median", "sign_p", "match", "raw"} <= set(table.stdout.splitlines()[0].split(","))
     (kept,) = (out / "probe").glob("*.parquet")
     assert read_table(kept, "probe").num_rows == 64 * 5 * 2
     assert read_facts(kept)["settings"]["pairs"] == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from probe_kit import EVEN_TASK
 from trainer_kit import model_folder, train
 from typer.testing import CliRunner
 
@@ -20,30 +21,11 @@ from lossbench.training.probe import Prober, ProbeSettings
 from lossbench.training.probe_batch import PAIR_STREAM, PolicySource, Sampling
 from lossbench.training.probe_params import select_parameters
 
-TASK = '''
-from lossbench.tasks import make_task
-
-
-class EvenDigits:
-    """Rewards completions that begin with an even digit, so that an untrained policy is right about half the time."""
-
-    name, shortest_answer_tokens = "even", 1
-
-    def __init__(self):
-        self.train_prompts = self.eval_prompts = make_task("selfcheck", {}).train_prompts
-
-    def verify(self, completion, answer):
-        return completion[:1] in ("0", "2", "4", "6", "8", "+", "y")
-
-    def reward(self, correct, terminated, length_tokens):
-        return float(correct)
-'''
-
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory) -> str:
     file = tmp_path_factory.mktemp("task") / "even.py"
-    file.write_text(TASK)
+    file.write_text(EVEN_TASK)
     return f"{file}:EvenDigits"
 
 

@@ -39,7 +39,9 @@ def probe(
         typer.Option(help="Probe each checkpoint of a run, or in a Trainer's output_dir.", rich_help_panel=POLICY),
     ] = None,
     rollouts: Annotated[
-        Path | None, typer.Option(help="Completions of the policy, instead of sampling.", rich_help_panel=POLICY)
+        Path | None,
+        typer.Option(help="Recorded completions of --model: prompt, completion (or _ids), reward, group.",
+                     rich_help_panel=POLICY),
     ] = None,
     projections: Annotated[
         Path | None, typer.Option(help="A kept probe file: other modes without the model.", rich_help_panel=POLICY)

@@ -193,12 +193,7 @@ def probe_pairs(prober: Prober, policy: str, step: int = 0) -> Iterator[dict[str
 
 
 def settings_for_run(settings: Settings, seed: int) -> ProbeSettings:
-    """A probe small enough to be taken while a run trains: eight pairs of batches of the run's own size and sampling.
-
-    Raises UsageError where the run's sampling is not the policy's own distribution (top_p, top_k).
-    """
-    if settings.top_p < 1 or settings.top_k > 0:
-        raise UsageError("a probe needs completions drawn from the policy's own distribution: top_p 1 and top_k 0")
+    """A probe small enough to be taken while a run trains: eight pairs of batches, as large and drawn as the run's."""
     sampling = Sampling(
         settings.rows_per_generation(),
         settings.num_generations,

@@ -1,6 +1,8 @@
 """Probing a run while it trains: the first policy, and every `probe_every` steps."""
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
@@ -15,16 +17,23 @@ _log = logging.getLogger(__name__)
 
 
 class Probes(TrainerCallback):
-    """Writes the `probe` table of a run; does nothing where the run is not to be probed."""
+    """Writes the `probe` table of a run; does nothing where the run is not to be probed.
 
-    def __init__(self, spec: RunSpec, policy: LoadedPolicy, task: Any, writer: PartWriter | None) -> None:
-        self.spec, self.policy, self.task, self.writer = spec, policy, task, writer
+    `leave_out` takes the seconds that a probe took, which are not the step's.
+    """
+
+    def __init__(
+        self, spec: RunSpec, policy: LoadedPolicy, task: Any, writer: PartWriter | None,
+        leave_out: Callable[[float], None],
+    ) -> None:  # fmt: skip
+        self.spec, self.policy, self.task, self.writer, self.leave_out = spec, policy, task, writer, leave_out
 
     def at(self, step: int) -> None:
         """Probe now, as the policy after `step` steps."""
         if self.spec.settings.probe_every is None or self.writer is None:
             return
         settings = settings_for_run(self.spec.settings, self.spec.seed)
+        began = time.perf_counter()
         try:
             rows = probe_now(
                 self.policy.model, self.policy.tokenizer, self.task, settings, policy=self.spec.policy, step=step
@@ -33,6 +42,8 @@ class Probes(TrainerCallback):
             # A policy that is right or wrong throughout has no gradient to probe; that is no reason to end its run.
             _log.warning("no probe at step %d: %s", step, error)
             return
+        finally:
+            self.leave_out(time.perf_counter() - began)
         self.writer.append("probe", step, rows)
 
     def on_step_end(self, args, state, control, **kwargs) -> None:

@@ -95,7 +95,7 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     trainer = make_trainer(spec, run_dir, policy, task, recorder)
     found = newest_checkpoint(run_dir, spec)
     evals = _Evaluations(spec, policy, task, trainer, writer)
-    probes = Probes(spec, policy, task, writer)
+    probes = Probes(spec, policy, task, writer, trainer.leave_out)
     if writer:
         _cut_back(run_dir, writer, found[0] if found else None)
     if found is None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from lossbench.errors import unknown
 
@@ -75,6 +75,16 @@ class Settings(BaseModel):
             if name not in LOGGERS:
                 raise ValueError(unknown("logger", name, LOGGERS))
         return names
+
+    @field_validator("probe_every")
+    @classmethod
+    def _check_sampling(cls, every: int | None, others: ValidationInfo) -> int | None:
+        """A probe's gradients are those of the policy's own distribution."""
+        if every is not None and (others.data.get("top_p", 1) < 1 or others.data.get("top_k", 0) > 0):
+            raise ValueError(
+                "a probe needs completions of the policy's own distribution: valid with top_p 1 and top_k 0"
+            )
+        return every
 
     @property
     def micro_batches_per_generation(self) -> int:
