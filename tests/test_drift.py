@@ -168,6 +168,9 @@ def test_mechanism_and_lengths():
     assert found.elasticity_incorrect == pytest.approx(-1) and found.elasticity_all == pytest.approx(-1)
     assert found.sign_length_imbalance == pytest.approx(0, abs=1e-12)  # each row weighs 1/N and advantages cancel
     assert mechanism(random_probe(), parse_mode("dr_grpo")).elasticity_all == pytest.approx(0, abs=1e-12)
+    # bnpo of one row per micro-batch divides by the row's own length
+    assert mechanism(random_probe(), parse_mode("bnpo"), micro_batch_rows=1).elasticity_all == pytest.approx(-1)
+    assert mechanism(random_probe(), parse_mode("bnpo")).elasticity_all == pytest.approx(0, abs=1e-12)
     facts = {row.direction: row for row in length_facts(probe(window(0, 0, [1, 2, 3, 4])))}
     # incorrect lengths 4 and 8: mean 6, gap (1/4 + 1/8)/2 - 1/6, sd 2
     assert facts["incorrect"].length_mean == 6 and facts["incorrect"].length_cv == pytest.approx(1 / 3)

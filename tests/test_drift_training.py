@@ -5,24 +5,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from report_sweeps import SHARED, Plan, make_sweep, run_labels, sweep_spec
 from scipy import stats as scipy_stats
 
-from lossbench.analysis.drift import DriftTable, Projections, Window, read_projections
+from lossbench.analysis.dose import forecast
+from lossbench.analysis.drift import DriftTable, Projections, Window, projections_of, read_projections
 from lossbench.analysis.drift_training import (
     TrainedDrift,
     late_lengths,
     order_checks,
-    probe_section,
     rank_agreement,
     run_totals,
     trained_drifts,
 )
 from lossbench.analysis.length import run_metrics
+from lossbench.analysis.probe_section import probe_section
 from lossbench.loss.modes import parse_mode
 from lossbench.report.data import gather
 from lossbench.store.read import Sweep, load
+from lossbench.store.table_file import TableFile
 from lossbench.store.write import write_json, write_table
 
 SEQ_MEAN, TOKEN_SUM = "grpo@seq-mean-token-mean/none", "grpo@token-sum/none"
@@ -51,17 +54,30 @@ def probe_rows(step: int, factors: Sequence[float], metrics: Sequence[str] = ("a
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
+def keep_probe(
+    path: Path, policy: str, policy_seed: int | None, factors: Sequence[float], steps: Sequence[int] = (0,)
+) -> None:
+    """A file as `lossbench probe` keeps it."""
+    with TableFile(path, "probe", {"policy_seed": policy_seed}) as file:
+        for step in steps:
+            rows = probe_rows(step, factors, ["plain", "adam"])
+            file.append({**rows, "policy": [policy] * len(rows["policy"])})
+
+
 def joined(*tables: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {name: [value for table in tables for value in table[name]] for name in tables[0]}
 
 
-def probed_run(folder: Path, run_id: str, lengths: Mapping[int, float | None], probes: dict[str, list[Any]]) -> None:
+def probed_run(
+    folder: Path, run_id: str, lengths: Mapping[int, float | None], probes: dict[str, list[Any]] | None
+) -> None:
     """A run with nothing but its probes and the mean incorrect length of each step."""
     run_dir = folder / "runs" / run_id
     run_dir.mkdir(parents=True)
     columns: dict[str, list[Any]] = {"step": list(lengths), "length_incorrect": list(lengths.values())}
     write_table(run_dir / "steps.parquet", "steps", columns)
-    write_table(run_dir / "probe.parquet", "probe", probes)
+    if probes is not None:
+        write_table(run_dir / "probe.parquet", "probe", probes)
     write_json(run_dir / "run.json", {"status": "completed", "steps_done": len(lengths)})
 
 
@@ -186,7 +202,7 @@ def sweep_dir(tmp_path_factory) -> Path:
     arms = (SEQ_MEAN, "dr_grpo", f"{SEQ_MEAN}[selfcheck-null]")
     make_sweep(folder, Plan(arms=arms, seeds=6, grow={SEQ_MEAN: 28.0}, text=False))
     (folder / "probe").mkdir()
-    write_table(folder / "probe" / "frozen.parquet", "probe", probe_rows(0, [0.9, 1.0, 1.1, 1.2], ["plain", "adam"]))
+    keep_probe(folder / "probe" / "selfcheck-s0.parquet", "selfcheck", 0, [0.9, 1.0, 1.1, 1.2])
     (folder / "probe" / "torn.parquet").write_bytes(b"PAR1")
     return folder
 
@@ -195,20 +211,77 @@ def test_the_section_of_a_probed_sweep(sweep_dir):
     sweep = load(sweep_dir)
     metrics = run_metrics(sweep)
     section = probe_section(sweep, metrics)
-    assert section is not None
-    assert (section.name, section.policy, section.pairs, section.completions) == ("frozen", "tiny", 4, 4 * 2 * 4)
+    assert section is not None and section.frozen is not None
+    found = section.frozen
+    assert (found.policies, found.pairs, found.completions) == (["selfcheck, warm start 0"], 4, 4 * 2 * 4)
     # of each mode once, although two arms share one
-    assert list(dict.fromkeys(row.mode for row in section.drifts)) == [SEQ_MEAN, "dr_grpo"]
-    drift = next(row for row in section.drifts if (row.metric, row.match) == ("plain", "row-weight"))
+    assert list(dict.fromkeys(row.mode for row in found.drifts)) == [SEQ_MEAN, "dr_grpo"]
+    drift = next(row for row in found.drifts if (row.metric, row.match) == ("plain", "row-weight"))
     assert drift.drift == pytest.approx(1.05 * EXTRA_BY_WEIGHT)
-    assert section.claim is not None and section.claim.pairs == 4
-    (check,) = section.orders
+    assert found.claim.pairs == 4 and found.drifts_by_policy == []
+    (check,) = found.orders
     assert (check.mode_a, check.mode_b, check.verdict) == (SEQ_MEAN, "dr_grpo", "agree")
     own = metrics[(metrics["arm"] == SEQ_MEAN) & (metrics["seed"] == 2)]["late_length_incorrect"].item()
     assert late_lengths(metrics)[SEQ_MEAN][2] == own  # and not that of the null policy's arm
     assert section.trained == [] and section.agreement is None
     (problem,) = section.problems
     assert "torn.parquet" in problem
+
+
+def test_only_probes_of_what_the_runs_start_from_are_shown_and_several_are_pooled(tmp_path):
+    planned(tmp_path, [(SEQ_MEAN, 0), ("dr_grpo", 0)])
+    spec = load(tmp_path).spec
+    runs = {run_id: {**run, "policy_seed": seed} for seed, (run_id, run) in enumerate(spec["runs"].items())}
+    write_json(tmp_path / "sweep.json", {**spec, "runs": runs})
+    (tmp_path / "probe").mkdir()
+    keep_probe(tmp_path / "probe" / "selfcheck-s0.parquet", "selfcheck", 0, [1.0, 3.0])
+    keep_probe(tmp_path / "probe" / "selfcheck-s1.parquet", "selfcheck", 1, [4.0, 4.0])
+    # by name these would come first; the policy, the warm start or the step is another
+    keep_probe(tmp_path / "probe" / "a-null-s0.parquet", "selfcheck-null", 0, [9.0, 9.0])
+    keep_probe(tmp_path / "probe" / "b-s2.parquet", "selfcheck", 2, [9.0, 9.0])
+    keep_probe(tmp_path / "probe" / "c-later.parquet", "selfcheck", 0, [9.0, 9.0], steps=[50])
+    sweep = load(tmp_path)
+    section = probe_section(sweep, run_metrics(sweep))
+    assert section is not None and section.frozen is not None
+    found = section.frozen
+    assert (found.policies, found.pairs) == (["selfcheck, warm start 0", "selfcheck, warm start 1"], 4)
+    # the mean of factors 1, 3, 4, 4; apart, those of 1, 3 and of 4, 4
+    assert found.drifts[0].drift == pytest.approx(3 * EXTRA_BY_WEIGHT)
+    apart = [drifts[0].drift for drifts in found.drifts_by_policy]
+    assert apart == [pytest.approx(2 * EXTRA_BY_WEIGHT), pytest.approx(4 * EXTRA_BY_WEIGHT)]
+    assert section.left_out == [
+        "a-null-s0.parquet (selfcheck-null, warm start 0, step 0)", "b-s2.parquet (selfcheck, warm start 2, step 0)",
+        "c-later.parquet (selfcheck, warm start 0, step 50)",
+    ]  # fmt: skip
+
+
+def test_probes_of_a_runs_checkpoints_stand_beside_what_it_did(tmp_path):
+    (run_id,) = planned(tmp_path, [(SEQ_MEAN, 0)])
+    probed_run(tmp_path, run_id, {step: 20 + 0.3 * step for step in range(1, 21)}, None)
+    (tmp_path / "probe").mkdir()
+    keep_probe(tmp_path / "probe" / "run.parquet", run_id, None, [1.0], steps=[0, 10])
+    sweep = load(tmp_path)
+    section = probe_section(sweep, run_metrics(sweep))
+    assert section is not None and section.frozen is None and section.left_out == []
+    assert [(point.step, point.step_end) for point in section.trained] == [(0, 10), (10, 20)]
+    assert section.trained[0].predicted_tokens == pytest.approx(2**0.5 * RAW_BY_NORM)
+
+
+def test_dividing_by_the_standard_deviation_changes_no_step_of_adam(tmp_path):
+    # both groups have rewards 1 and 0, of standard deviation sqrt(.5): the same gradient but for its size
+    of_group, of_none = planned(tmp_path, [("grpo", 0), (SEQ_MEAN, 0)])
+    for run_id in (of_group, of_none):
+        probed_run(tmp_path, run_id, dict.fromkeys(range(1, 21), 20.0), probe_rows(0, [1.0, 3.0]))
+    with_std, without = trained_drifts(load(tmp_path))
+    assert with_std.predicted_tokens == pytest.approx(without.predicted_tokens, rel=1e-3)
+    (probe,) = projections_of(pd.DataFrame(probe_rows(0, [1.0, 3.0])))
+    table = DriftTable(probe)
+    size = {"steps": 10, "rows_per_step": 4, "learning_rate": 0.1, "seeds": 8}
+    group, none = (forecast(table, parse_mode(name), **size) for name in ("grpo", SEQ_MEAN))
+    assert group.change_tokens == pytest.approx(none.change_tokens, rel=1e-3)
+    assert group.noise_tokens == pytest.approx(none.noise_tokens, rel=1e-3)
+    # but for the 1e-4 that is added to a standard deviation
+    assert table.unit("group") == pytest.approx(0.5**0.5, rel=1e-3) and table.unit("none") == 1
 
 
 def test_a_sweep_without_probes_has_no_section(tmp_path):
@@ -226,7 +299,7 @@ def test_agreement_counts_runs_and_not_stretches(tmp_path):
         probed_run(tmp_path, run_id, rising, joined(probe_rows(0, [factor]), probe_rows(10, [factor])))
     sweep = load(tmp_path)
     section = probe_section(sweep, run_metrics(sweep))
-    assert section is not None and section.name is None and section.claim is None
+    assert section is not None and section.frozen is None
     assert len(section.trained) == 10 and section.agreement is not None
     # 1 - 6 * (1 + 1) / (5 * 24)
     assert section.agreement.units == 5 and section.agreement.correlation.estimate == pytest.approx(0.9)
@@ -245,12 +318,12 @@ def test_a_report_reads_the_completions_of_a_probed_sweep_once(sweep_dir, monkey
 
     monkeypatch.setattr(Sweep, "run_table", counting)
     data = gather(load(sweep_dir))
-    assert data.probe is not None and data.probe.orders
+    assert data.probe is not None and data.probe.frozen is not None and data.probe.frozen.orders
     rollouts = [text for text in read if text.endswith(" rollouts")]
     assert len(rollouts) == len(set(rollouts)) == 18
 
 
 def test_a_kept_probe_gives_the_drifts_of_its_arrays(sweep_dir):
-    (probe,) = read_projections(sweep_dir / "probe" / "frozen.parquet")
+    (probe,) = read_projections(sweep_dir / "probe" / "selfcheck-s0.parquet")
     ours = DriftTable(probe).drift(parse_mode(SEQ_MEAN), "incorrect", "plain", "row-weight")
     assert ours.drift == pytest.approx(table().drift(parse_mode(SEQ_MEAN), "incorrect", "plain", "row-weight").drift)

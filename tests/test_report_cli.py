@@ -16,7 +16,8 @@ from lossbench.report.data import gather
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.store.read import load
-from lossbench.store.write import write_json, write_table
+from lossbench.store.table_file import TableFile
+from lossbench.store.write import write_json
 
 app = typer.Typer()
 app.command()(report)
@@ -68,7 +69,8 @@ def _write_probe(path: Path, pairs: int = 8, rows: int = 32) -> None:
                     for i in range(rows)
                 ]  # fmt: skip
     path.parent.mkdir(exist_ok=True)
-    write_table(path, "probe", records)
+    with TableFile(path, "probe", {"policy_seed": 0}) as file:
+        file.append({name: [record[name] for record in records] for name in records[0]})
 
 
 def test_the_dose_falls_with_alpha_and_is_zero_at_one(tmp_path: Path) -> None:
@@ -87,8 +89,10 @@ def test_a_probed_sweep_shows_the_probe_and_others_do_not(sweep: Path) -> None:
     data = gather(load(sweep))
     document = make_document(data, {}, sweep)
     assert "probe" in [section.id for section in document.sections]
-    assert data.probe is not None
-    assert data.probe.claim is not None
-    assert "8 pairs of batches, 512 completions" in render_markdown(document)
+    assert data.probe is not None and data.probe.frozen is not None
+    text = render_markdown(document)
+    assert "8 pairs of batches, 512 completions" in text and "by construction" in text
+    # the mean's company: what reward says, the mechanism
+    assert "Beside the mean" in text and "weight elasticity, incorrect" in text
     assert any("b.parquet" in problem for problem in data.sweep.problems)
     assert not data.complete

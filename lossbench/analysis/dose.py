@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from lossbench.analysis.drift import BASELINE, Drift, DriftTable, Match, Projections
+from lossbench.analysis.drift import BASELINE, Drift, DriftTable, Match, Projections, row_weights
 from lossbench.analysis.stats import detectable_d_z, power_paired_t
 from lossbench.analysis.weights import elasticity, jensen_gap, sign_length_imbalance
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import format_number, window_weights
+from lossbench.loss.aggregations import format_number
 from lossbench.loss.modes import Mode, make_mode
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -55,7 +55,7 @@ def dose_response(
     at_reference = drifts[reference].drift
     factor = at_reference / shape[reference] if at_reference is not None and shape[reference] else None
     points = [
-        DosePoint(alpha, drift, None if factor is None else factor * value)
+        DosePoint(alpha, drift, None if factor is None else factor * value + 0.0)
         for alpha, drift, value in zip(ordered, drifts, shape, strict=True)
     ]
     return DoseResponse(
@@ -137,14 +137,14 @@ class Mechanism:
     sign_length_imbalance: float | None
 
 
-def mechanism(probe: Projections, mode: Mode) -> Mechanism:
-    """K1 and K3 of one mode on the probed windows."""
+def mechanism(probe: Projections, mode: Mode, micro_batch_rows: int | None = None) -> Mechanism:
+    """K1 and K3 of one mode on the probed windows, which `micro_batch_rows` cuts for micro-token-mean."""
     found: list[tuple[float, float, float]] = []
     for window in probe.windows:
-        lengths, groups = torch.from_numpy(window.lengths_N), torch.from_numpy(window.groups_N)
-        weights_N = window_weights(mode.aggregation, lengths, groups, horizon=probe.horizon).numpy()
+        weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
+        rewards_N, groups_N = torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N)
         scale: str = mode.scale_rewards
-        advantages_N = advantages(torch.from_numpy(window.rewards_N), groups, scale).numpy()  # type: ignore[arg-type]
+        advantages_N = advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
         wrong = ~window.correct_N
         found.append((
             elasticity(window.lengths_N[wrong], weights_N[wrong]),
@@ -152,7 +152,12 @@ def mechanism(probe: Projections, mode: Mode) -> Mechanism:
             sign_length_imbalance(weights_N, window.lengths_N, advantages_N),
         ))  # fmt: skip
     columns = np.array(found).T
-    return Mechanism(mode.name, *(float(np.nanmean(c)) if not np.isnan(c).all() else None for c in columns))
+    return Mechanism(mode.name, *(_settled(np.nanmean(c)) if not np.isnan(c).all() else None for c in columns))
+
+
+def _settled(value: np.floating) -> float:
+    """The value; 0 where it is no more than the rounding of a sum that is 0."""
+    return 0.0 if abs(value) < 1e-12 else float(value)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,8 @@ def forecast(
 
     Adam divides by the root of second moments that are mostly noise and so fall with the batch: a step of
     `rows_per_step` rows is taken to move the length by sqrt(rows_per_step / rows of the probe) of the probe's step, and
-    to be as noisy. The noise of the probed step holds that of the length direction too, so it is rather too large; what
+    to be as noisy. Dividing advantages by a standard deviation changes no step of Adam (`DriftTable.unit`). The noise
+    of the probed step holds that of the length direction too, so it is rather too large; what
     two runs do once their policies differ is not in it.
     """
     if "adam" not in table.probe.metrics:
@@ -198,12 +204,13 @@ def forecast(
             mode.name, direction, steps, rows_per_step, learning_rate, None, None, None, seeds, None, None
         )  # fmt: skip
     own_rows = np.mean([len(window.lengths_N) for window in table.probe.windows])
-    change = learning_rate * steps * float((rows_per_step / own_rows) ** 0.5 * found.values_P.mean())
+    unit = table.unit(mode.scale_rewards)
+    change = learning_rate * steps * unit * float((rows_per_step / own_rows) ** 0.5 * found.values_P.mean())
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction], ddof=1)
         for one, factor in ((mode, found.scale), (base, 1.0))
     ]
-    noise = learning_rate * steps**0.5 * float(np.hypot(spread[0], spread[1]))
+    noise = learning_rate * steps**0.5 * unit * float(np.hypot(spread[0], spread[1]))
     d_z = change / noise if noise > 0 else None
     power = None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds)
     enough = None if d_z is None else next((n for n in range(6, 31) if detectable_d_z(n) <= abs(d_z)), None)

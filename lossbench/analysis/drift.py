@@ -24,7 +24,7 @@ from lossbench.loss.modes import Mode, make_mode
 
 __all__ = [
     "BASELINE", "LENGTHS", "MATCHES", "Drift", "DriftTable", "Match", "ModeSums", "PairDrift", "Projections", "Window",
-    "matched_difference", "mode_sums", "projections_of", "read_projections", "summarise",
+    "matched_difference", "mode_sums", "projections_of", "read_projections", "row_weights", "summarise",
 ]  # fmt: skip
 
 Match = Literal["row-weight", "gradient-norm"]
@@ -52,7 +52,7 @@ def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
     """The weighted sums of one mode over every window; `micro_batch_rows` cuts windows for micro-token-mean."""
     sizes, pulls = [], []
     for window in probe.windows:
-        weights_N = _weights(window, mode, probe.horizon, micro_batch_rows)
+        weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
         advantages_N = advantages(
             torch.from_numpy(window.rewards_N),
             torch.from_numpy(window.groups_N),
@@ -72,7 +72,8 @@ def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
     return ModeSums(mode, np.array(sizes), along, norms)
 
 
-def _weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None) -> np.ndarray:
+def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
+    """The weights (N,) that a mode gives the completions of a window."""
     lengths_N = torch.from_numpy(window.lengths_N)
     micro_N = None if micro_batch_rows is None else torch.arange(len(lengths_N)) // micro_batch_rows
     groups_N = torch.from_numpy(window.groups_N)
@@ -146,7 +147,7 @@ class DriftTable:
     """Drifts of modes from one probe; sums per mode are computed once."""
 
     def __init__(self, probe: Projections, micro_batch_rows: int | None = None) -> None:
-        self.probe, self._micro_batch_rows = probe, micro_batch_rows
+        self.probe, self.micro_batch_rows = probe, micro_batch_rows
         self._sums: dict[str, ModeSums] = {}
         pairs = np.array([window.pair for window in probe.windows])
         self._windows_of_pair = [np.flatnonzero(pairs == pair) for pair in np.unique(pairs)]
@@ -155,7 +156,7 @@ class DriftTable:
         """The mode's sums; all surrogates share them on-policy."""
         key = f"{mode.agg_mode}/{mode.scale_rewards}"
         if key not in self._sums:
-            self._sums[key] = mode_sums(self.probe, mode, self._micro_batch_rows)
+            self._sums[key] = mode_sums(self.probe, mode, self.micro_batch_rows)
         return self._sums[key]
 
     def per_pair(self, mode: Mode, direction: str, metric: str, match: Match) -> PairDrift:
@@ -178,6 +179,17 @@ class DriftTable:
         )
         same = float(np.abs(values_P).max()) <= _ZERO * float(np.abs(base_P).max(initial=0))
         return PairDrift(np.zeros_like(values_P) if same else values_P, scale * mode_P, float(scale), same)
+
+    def unit(self, scale_rewards: str, metric: str = "adam") -> float:
+        """Size of the baseline's gradient without std over its size under `scale_rewards`, in the metric.
+
+        An optimizer that normalises by its own gradients takes a step of one size whatever advantages are divided by;
+        the second moments of the metric are those without std, so this brings drifts of all scales to one unit.
+        """
+        norms = [
+            self.sums(make_mode("grpo", BASELINE, scale)).norms[metric].mean() for scale in ("none", scale_rewards)
+        ]
+        return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
 
     def drift(self, mode: Mode, direction: str, metric: str, match: Match) -> Drift:
         """One row of the table."""

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy import stats as scipy_stats
 
-from lossbench.analysis import verdict
-from lossbench.analysis.dose import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
-from lossbench.analysis.dose_claim import dose_claim
-from lossbench.analysis.drift import Drift, DriftTable, Projections, projections_of, read_projections
+from lossbench.analysis.drift import DriftTable, Projections, projections_of
 from lossbench.analysis.length import records
 from lossbench.analysis.stats import Interval, sign_flip_p, t_interval
-from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.store.read import Sweep
 
@@ -75,8 +71,11 @@ def rank_agreement(predicted: Sequence[float], realised: Sequence[float]) -> Agr
     return Agreement(count, Interval(rho, float(low), float(high)))
 
 
-def trained_drifts(sweep: Sweep, direction: str = "incorrect") -> list[TrainedDrift]:
-    """A row per probed step of every run that was probed while it trained (`sweep --probe-every`).
+def trained_drifts(
+    sweep: Sweep, of_checkpoints: Sequence[Projections] = (), direction: str = "incorrect"
+) -> list[TrainedDrift]:
+    """A row per probed step of every run that was probed while it trained (`sweep --probe-every`), or whose checkpoints
+    were afterwards: of those the probes' policy is the run's id.
 
     Predicted: learning rate x steps x the mode's whole drift in the adam metric, at the gradient norm of the reference
     of the second moments, times sqrt(rows of a step / rows of the probe) as in `lossbench.analysis.dose.forecast`.
@@ -85,20 +84,24 @@ def trained_drifts(sweep: Sweep, direction: str = "incorrect") -> list[TrainedDr
     found: list[TrainedDrift] = []
     for run in records(sweep.runs):
         table = sweep.run_table(run["run_id"], "probe")
-        if not table.num_rows:
+        probes = projections_of(table.to_pandas()) if table.num_rows else []
+        own_steps = {probe.step for probe in probes}
+        probes += [p for p in of_checkpoints if p.policy == run["run_id"] and p.step not in own_steps]
+        if not probes:
             continue
         steps = sweep.run_table(run["run_id"], "steps", ["step", f"length_{direction}"]).to_pandas()
-        probes = sorted(projections_of(table.to_pandas()), key=lambda probe: probe.step)
+        probes.sort(key=lambda probe: probe.step)
         ends = [probe.step for probe in probes[1:]] + [int(steps["step"].max()) if len(steps) else 0]
         for probe, end in zip(probes, ends, strict=True):
             realised = _trend(steps, f"length_{direction}", probe.step, end)
-            predicted = _predicted(probe, parse_mode(_triple(run)), direction, shared, end - probe.step)
+            predicted = _predicted(probe, parse_mode(triple(run)), direction, shared, end - probe.step)
             if realised is not None and predicted is not None:
                 found.append(TrainedDrift(run["run_id"], run["arm"], probe.step, end, predicted, realised))
     return found
 
 
-def _triple(run: Mapping[str, Any]) -> str:
+def triple(run: Mapping[str, Any]) -> str:
+    """The mode of a run's row, in full."""
     return f"{run['loss_type']}@{run['agg_mode']}/{run['scale_rewards']}"
 
 
@@ -113,15 +116,16 @@ def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
 def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[str, Any], steps: int) -> float | None:
     if "adam" not in probe.metrics:
         return None
-    raw = _table(probe, shared).drift(mode, direction, "adam", "gradient-norm").raw
+    table = drift_table(probe, shared)
+    raw = table.drift(mode, direction, "adam", "gradient-norm").raw
     if raw is None:
         return None
     rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
     own = float(np.mean([len(window.lengths_N) for window in probe.windows]))
-    return float(shared.get("learning_rate", 1e-4) * steps * raw * (rows / own) ** 0.5)
+    return float(shared.get("learning_rate", 1e-4) * steps * table.unit(mode.scale_rewards) * raw * (rows / own) ** 0.5)
 
 
-def _table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:
+def drift_table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:
     """Drifts with the sweep's own micro-batches, which micro-token-mean looks at."""
     return DriftTable(probe, shared.get("per_device_train_batch_size"))
 
@@ -179,63 +183,3 @@ def _verdict(drift: Interval, realised: float, lengths_differ: bool) -> Any:
     if drifts_differ:
         return "only the drift differs"
     return "only the lengths differ" if lengths_differ else "neither differs"
-
-
-@dataclass(frozen=True)
-class ProbeSection:
-    """What a report shows of a sweep's probes: plain rows and numbers, no model and no file.
-
-    From the frozen probe named `name` (the sweep's `probe/` folder): `lengths`, `drifts` of the sweep's modes,
-    `mechanism`, `dose` (incorrect and correct, the first metric), `claim` for the claim on the dose, and `orders`
-    against the realised late lengths. From probes along the runs: `trained`, and `agreement` over runs. Empty lists and
-    None where there is no such probe. `problems` names frozen probes that could not be read.
-    """
-
-    name: str | None
-    policy: str | None
-    pairs: int
-    completions: int
-    lengths: list[LengthFacts]
-    drifts: list[Drift]
-    mechanism: list[Mechanism]
-    dose: list[DoseResponse]
-    claim: verdict.DoseResponse | None
-    orders: list[OrderCheck]
-    trained: list[TrainedDrift]
-    agreement: Agreement | None
-    problems: list[str]
-
-
-def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
-    """The report's data on probes of the sweep, whose `run_metrics` are `metrics`; None where it has no probe."""
-    problems: list[str] = []
-    frozen = _frozen_probes(sweep, problems)
-    trained = trained_drifts(sweep)
-    if not frozen and not trained and not problems:
-        return None
-    agreement = None
-    if trained:
-        totals = run_totals(trained).values()
-        agreement = rank_agreement([p for p, _ in totals], [r for _, r in totals])
-    if not frozen:
-        return ProbeSection(None, None, 0, 0, [], [], [], [], None, [], trained, agreement, problems)
-    name, probe = frozen[0]
-    table = _table(probe, sweep.spec.get("shared", {}))
-    modes = [parse_mode(text) for text in dict.fromkeys(_triple(run) for run in records(sweep.runs))]
-    metric = probe.metrics[0]
-    return ProbeSection(
-        name, probe.policy, len({w.pair for w in probe.windows}), len(probe.pool("lengths_N")), length_facts(probe),
-        table.rows(modes), [mechanism(probe, mode) for mode in modes],
-        [dose_response(table, direction, metric) for direction in ("incorrect", "correct")], dose_claim(table),
-        order_checks(table, late_lengths(metrics), metric), trained, agreement, problems,
-    )  # fmt: skip
-
-
-def _frozen_probes(sweep: Sweep, problems: list[str]) -> list[tuple[str, Projections]]:
-    found: list[tuple[str, Projections]] = []
-    for path in sorted((sweep.path / "probe").glob("*.parquet")):
-        try:
-            found += [(path.stem, probe) for probe in read_projections(path)]
-        except UsageError as error:
-            problems.append(str(error))
-    return found

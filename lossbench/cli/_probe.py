@@ -107,6 +107,7 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
     from lossbench.training.checkpoint import saved_checkpoints
     from lossbench.training.probe import ProbeSettings
     from lossbench.training.probe_batch import Sampling
+    from lossbench.training.probe_recorded import recorded_batches
     from lossbench.training.probe_run import ProbeJob
 
     sampling = Sampling(
@@ -122,6 +123,8 @@ def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
         request.policy, request.policy_seed, request.task, request.task_params, settings, rollouts=request.rollouts,
         load_options=_load_options(request),
     )  # fmt: skip
+    if request.rollouts is not None:
+        recorded_batches(request.rollouts, sampling, request.batches)
     if request.checkpoints is None:
         return [job]
     return [
@@ -154,6 +157,14 @@ def _load_options(request: ProbeRequest) -> dict[str, Any]:
     return {"dtype": dtype, "device": request.device, **lora}
 
 
+def file_of(request: ProbeRequest, out: Path) -> Path:
+    """Where the projections go: in the folder `probe` of `out`, by the policy's name and warm start."""
+    from lossbench.policies import BUILT_IN
+
+    warm_start = f"-s{request.policy_seed}" if request.policy in BUILT_IN and request.checkpoints is None else ""
+    return out / "probe" / f"{_file_name(_subject(request))}{warm_start}.parquet"
+
+
 def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Path:
     """Run the probe of every policy asked for into one file; returns its path."""
     from lossbench.policies import BUILT_IN
@@ -162,10 +173,8 @@ def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Pat
     from lossbench.store.table_file import TableFile
     from lossbench.training.probe_run import run_job
 
-    jobs = _jobs(request)
+    jobs, path = _jobs(request), file_of(request, out)
     built_in = jobs[0].policy in BUILT_IN
-    name = _file_name(_subject(request))
-    path = out / "probe" / f"{name}-s{request.policy_seed}.parquet" if built_in else out / "probe" / f"{name}.parquet"
     _check_writable(path.parent)
     if built_in:
         say(f"policy {jobs[0].policy}: built once and kept, about a minute where it is missing")
@@ -205,6 +214,6 @@ def _analyse(
         probe.policy, probe.step, len({window.pair for window in probe.windows}), len(probe.pool("lengths_N")),
         [asdict(row) for row in length_facts(probe)], table.rows(modes),
         [dose_response(table, name, metric, alphas) for name in ("incorrect", "correct") for metric in probe.metrics],
-        [asdict(mechanism(probe, mode)) for mode in modes],
+        [asdict(mechanism(probe, mode, request.micro_batch_rows)) for mode in modes],
         [asdict(forecast(table, mode, **training)) for mode in modes] if "adam" in probe.metrics else [],
     )  # fmt: skip

@@ -52,7 +52,7 @@ def _record(result: Result, row: Any) -> dict[str, Any]:
 
 
 def print_results(results: list[Result], format: str, say: Callable[[str], None]) -> None:
-    """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, then the dose-response."""
+    """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, their company, dose-response."""
     if format == "json":
         print(json.dumps([asdict(result) for result in results], indent=2, allow_nan=False))
         return
@@ -62,6 +62,7 @@ def print_results(results: list[Result], format: str, say: Callable[[str], None]
     for result in results:
         say(_headline(result))
         print_table(_table_rows(result), _TABLE, format)
+        print_table(_company_rows(result), None, format)
         print_table(_dose_rows(result), None, format)
         for line in _forecast_lines(result):
             say(line)
@@ -83,6 +84,23 @@ def _table_rows(result: Result) -> list[dict[str, Any]]:
             row |= {"drift": drift.drift, "ci_low": drift.low, "ci_high": drift.high, "t": drift.t, "raw": drift.raw}
         row["note"] = drift.note
     return list(rows.values())
+
+
+def _company_rows(result: Result) -> list[dict[str, Any]]:
+    """What belongs beside a mean drift of incorrect length: median, sign test, the other matching, K1 and K3."""
+    metric = result.drifts[0].metric
+    found = {(row.mode, row.match): row for row in result.drifts
+             if (row.direction, row.metric) == ("incorrect", metric)}  # fmt: skip
+    rows = []
+    for facts in result.mechanism:
+        by_weight, by_norm = found[facts["mode"], "row-weight"], found[facts["mode"], "gradient-norm"]
+        rows.append({
+            "mode": facts["mode"], "median": by_weight.median, "sign_p": by_weight.sign_p,
+            "at_equal_norm": by_norm.drift, "at_equal_norm_t": by_norm.t,
+            "elasticity_incorrect": facts["elasticity_incorrect"],
+            "sign_length_imbalance": facts["sign_length_imbalance"],
+        })  # fmt: skip
+    return rows
 
 
 def _dose_rows(result: Result) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """`lossbench reproduce`: a pre-stated recipe with its claims, then the verdict."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,17 +50,18 @@ def reproduce(
     )  # fmt: skip
     folder = launch(resolved, launched)
     if probe and "C9" in resolved.claims:
-        _probe(folder, smoke, quiet)
+        _probe(folder, resolved.policy_seeds, smoke, quiet)
     _judge(folder, str(format), quiet)
 
 
-def _probe(folder: Path, smoke: bool, quiet: bool) -> None:
-    """Probe the frozen policy into the sweep's folder, once."""
-    from lossbench.cli._probe import ProbeRequest, measure
+def _probe(folder: Path, policy_seeds: Sequence[int], smoke: bool, quiet: bool) -> None:
+    """Probe the frozen policy of every warm start into the sweep's folder, once."""
+    from lossbench.cli._probe import ProbeRequest, file_of, measure
 
-    if list((folder / "probe").glob("*.parquet")):
-        return
-    measure(ProbeRequest(batches=4 if smoke else 40), folder, (lambda message: None) if quiet else talk)
+    for policy_seed in policy_seeds:
+        request = ProbeRequest(policy_seed=policy_seed, batches=4 if smoke else 40)
+        if not file_of(request, folder).exists():
+            measure(request, folder, (lambda message: None) if quiet else talk)
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:

@@ -20,7 +20,7 @@ from lossbench.report.style import ArmStyle, arm_styles
 from lossbench.store.read import RUN_FILE, Sweep, read_json
 
 if TYPE_CHECKING:
-    from lossbench.analysis.drift_training import ProbeSection
+    from lossbench.analysis.probe_section import ProbeSection
 
 DEFAULT_BASELINE = "grpo"
 BASES = ("step", "tokens", "reward")
@@ -121,7 +121,7 @@ class ReportData:
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the claims that the plan states, in its order."""
-        dose = self.probe.claim if self.probe else None
+        dose = self.probe.frozen.claim if self.probe and self.probe.frozen else None
         return tuple(judge_all(select(self.spec.get("claims") or []), self.summary.metrics, dose))
 
     @cached_property

@@ -183,21 +183,21 @@ def horizon_of(data: ReportData) -> float:
 
 def drift(data: ReportData) -> Figure | None:
     """The probe's drift of length under each mode."""
-    if data.probe is None or not data.probe.drifts:
+    if data.probe is None or data.probe.frozen is None:
         return None
     from lossbench.report.probe_figures import drift_figure
 
-    drifts = data.probe.drifts
+    drifts = data.probe.frozen.drifts
     return drift_figure(drifts, drifts[0].metric)
 
 
 def dose_response(data: ReportData) -> Figure | None:
     """The probe's drift against the exponent of the weight."""
-    if data.probe is None or not data.probe.dose:
+    if data.probe is None or data.probe.frozen is None:
         return None
     from lossbench.report.probe_figures import dose_figure
 
-    return dose_figure(data.probe.dose)
+    return dose_figure(data.probe.frozen.dose)
 
 
 def trained_drift(data: ReportData) -> Figure | None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lossbench.analysis.drift import Drift
-    from lossbench.analysis.drift_training import ProbeSection
+    from lossbench.analysis.probe_section import FrozenProbe, ProbeSection
 
 
 def read_probe(sweep: Sweep, metrics: "pd.DataFrame") -> "ProbeSection | None":
@@ -24,7 +24,7 @@ def read_probe(sweep: Sweep, metrics: "pd.DataFrame") -> "ProbeSection | None":
     if not along_runs and not any((sweep.path / "probe").glob("*.parquet")):
         return None
     # Loads torch, which sweeps without a probe can do without.
-    from lossbench.analysis.drift_training import probe_section
+    from lossbench.analysis.probe_section import probe_section
 
     section = probe_section(sweep, metrics)
     if section is not None:
@@ -39,15 +39,8 @@ def _was_probed(run_dir: Path) -> bool:
 def probe_blocks(section: "ProbeSection") -> list[Block]:
     """The words and tables of the probe's section."""
     blocks: list[Block] = []
-    if section.name is not None:
-        blocks.append(Text(
-            f"The gradients of each mode on frozen rollouts of {section.policy}: {count(section.pairs, 'pair')} of "
-            f"batches, {section.completions:,} completions, no training. A drift says how the mean length would move "
-            "along a mode's gradient beyond what seq-mean-token-sum does, at equal mean weight."
-        ))  # fmt: skip
-        blocks.append(_drift_table(section))
-    if section.orders:
-        blocks.append(_order_table(section))
+    if section.frozen is not None:
+        blocks += _frozen_blocks(section.frozen)
     if section.agreement is not None:
         rho = section.agreement.correlation
         style = number_style("ratio")
@@ -55,11 +48,46 @@ def probe_blocks(section: "ProbeSection") -> list[Block]:
             f"Along {count(section.agreement.units, 'run')}, predicted and realised changes of incorrect length order "
             f"together with a rank correlation of {style.plain(rho.estimate)} {style.interval(rho.low, rho.high)}."
         ))  # fmt: skip
+    if section.left_out:
+        blocks.append(Text(
+            f"Not shown, since no run of this sweep starts from what was probed: {', '.join(section.left_out)}."
+        ))  # fmt: skip
     return blocks
 
 
-def _drift_table(section: "ProbeSection") -> Table:
-    shown = [row for row in section.drifts if row.match == "row-weight" and row.direction in ("incorrect", "correct")]
+def _frozen_blocks(probe: "FrozenProbe") -> list[Block]:
+    metric = probe.drifts[0].metric
+    blocks: list[Block] = [
+        Text(
+            f"The gradients of each mode on frozen rollouts of {'; '.join(probe.policies)}: "
+            f"{count(probe.pairs, 'pair')} of batches, {probe.completions:,} completions, no training. A drift says "
+            "how the mean length would move along a mode's gradient beyond what seq-mean-token-sum does, at equal "
+            f"mean weight. {_lengths(probe)}"
+        ),
+        _drift_table(probe),
+        _company_table(probe, metric),
+    ]
+    if probe.drifts_by_policy:
+        blocks.append(_policy_table(probe, metric))
+    if probe.orders:
+        blocks.append(_order_table(probe))
+    return blocks
+
+
+def _lengths(probe: "FrozenProbe") -> str:
+    """The lengths sampled: what spread a weight that looks at length has to work with."""
+    tokens, gap = number_style("tokens", 10), number_style("1/tokens")
+    told = [
+        f"{row.direction} {row.completions:,} of mean {tokens.plain(row.length_mean)} tokens, variation "
+        f"{number_style('ratio').plain(row.length_cv)}, E[1/L] − 1/E[L] = {gap.plain(row.jensen_gap)}"
+        for row in probe.lengths
+        if row.completions and row.direction != "all"
+    ]
+    return f"Sampled: {'; '.join(told)}."
+
+
+def _drift_table(probe: "FrozenProbe") -> Table:
+    shown = [row for row in probe.drifts if row.match == "row-weight" and row.direction in ("incorrect", "correct")]
     metrics = list(dict.fromkeys(row.metric for row in shown))
     names = [(direction, metric) for metric in metrics for direction in ("incorrect", "correct")]
     cells: dict[str, dict[tuple[str, str], Drift]] = {}
@@ -79,18 +107,60 @@ def _drift_cell(row: "Drift | None") -> Cell:
         return Cell(MISSING, row.note if row else "")
     style = number_style("tokens", row.drift)
     if row.drift == 0 and row.note:
-        return Cell("0", "by construction")
+        return Cell("0", "by construction" if "by construction" in row.note else row.note)
     if row.low is None or row.high is None:
         return Cell(style.signed(row.drift), row.note)
     certain = row.low > 0 or row.high < 0
     return Cell(style.signed(row.drift), row.note or style.interval(row.low, row.high), strong=certain)
 
 
-def _order_table(section: "ProbeSection") -> Table:
+def _company_table(probe: "FrozenProbe", metric: str) -> Table:
+    """What belongs beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
+    incorrect = {
+        (row.mode, row.match): row for row in probe.drifts if (row.direction, row.metric) == ("incorrect", metric)
+    }
+    unit = "tokens per unit of step"
+    columns = (
+        Column("mode", numeric=False), Column("t"), Column("median", unit), Column("sign test, p"),
+        Column("with what reward says", unit), Column("at equal gradient norm", unit),
+        Column("weight elasticity, incorrect"), Column("sign–length imbalance"),
+    )  # fmt: skip
+    rows = []
+    for found in probe.mechanism:
+        by_weight, by_norm = incorrect[found.mode, "row-weight"], incorrect[found.mode, "gradient-norm"]
+        style, ratio = number_style("tokens", by_weight.raw or float("nan")), number_style("ratio")
+        whole = (by_weight.raw_low, by_weight.raw_high)
+        rows.append((
+            Cell(found.mode, strong=True), Cell(ratio.signed(by_weight.t)),
+            Cell(number_style("tokens", by_weight.median or float("nan")).signed(by_weight.median)),
+            Cell(MISSING if by_weight.sign_p is None else p_value(by_weight.sign_p).removeprefix("p = ")),
+            Cell(style.signed(by_weight.raw), "" if None in whole else style.interval(*whole)),  # type: ignore[arg-type]
+            _drift_cell(by_norm), Cell(ratio.signed(found.elasticity_incorrect)),
+            Cell(number_style("norm").signed(found.sign_length_imbalance)),
+        ))  # fmt: skip
+    foot = (
+        f"Incorrect length, {metric} metric. With what reward says: the whole drift, what reward and length share "
+        "included. Elasticity: of a token's weight in its completion's length, −1 for 1/L. "
+        "Imbalance: Σ w L A / Σ w L |A|."
+    )
+    return Table("Beside the mean", columns, tuple(rows), foot)
+
+
+def _policy_table(probe: "FrozenProbe", metric: str) -> Table:
+    columns = (Column("mode", numeric=False),
+               *(Column(policy, "tokens per unit of step") for policy in probe.policies))  # fmt: skip
+    rows = tuple(
+        (Cell(drifts[0].mode, strong=True), *(_drift_cell(row) for row in drifts))
+        for drifts in zip(*probe.drifts_by_policy, strict=True)
+    )
+    return Table(f"Drift of incorrect length by policy, {metric} metric", columns, rows)
+
+
+def _order_table(probe: "FrozenProbe") -> Table:
     columns = (Column("modes", numeric=False), Column("drift, a minus b", "tokens per unit of step"),
                Column("trained length, a minus b", "tokens"), Column("p"), Column("they", numeric=False))  # fmt: skip
     rows = []
-    for check in section.orders:
+    for check in probe.orders:
         style, length = number_style("tokens", check.drift.estimate), number_style("tokens", 10)
         rows.append((
             Cell(f"{check.mode_a} and {check.mode_b}"),
