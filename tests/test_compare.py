@@ -184,8 +184,9 @@ def bad_sweep(tmp_path):
         },
         max_completion_length=8, per_device_train_batch_size=1, cispo_cap=0.5, gradient_accumulation_steps=8,
     )  # fmt: skip
-    for run_id, version in (("a", "2.12"), ("b", "2.13")):
-        write_json(tmp_path / "runs" / run_id / "run.json", {"status": "completed", "versions": {"torch": version}})
+    for run_id, version, errors in (("a", "2.12", 1200), ("b", "2.13", 0)):
+        state = {"status": "completed", "versions": {"torch": version}, "verifier_errors": errors}
+        write_json(tmp_path / "runs" / run_id / "run.json", state)
     return tmp_path
 
 
@@ -197,6 +198,7 @@ def test_every_warning_of_the_catalogue_fires(tmp_path):
     assert "every late completion is cut" in found["truncation"].message
     assert "2.12, 2.13" in found["mixed-versions"].message
     assert "2 runs" in found["duplicated-cells"].message
+    assert found["verifier-errors"].message.startswith("grpo: the verifier itself failed on 1,200 completions")
     assert all(notice.remedy for notice in found.values())
 
 

@@ -1,13 +1,15 @@
 """Real models: folders, missing ids, adapters, tokenizers without an EOS, chat templates."""
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from lossbench.errors import UsageError
-from lossbench.policies.hub import chat_renderer, load_pretrained, load_tokenizer
+from lossbench.policies.hub import chat_renderer, first_use, load_pretrained, load_tokenizer, resolve
 from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer
 from lossbench.tasks import make_task
 from lossbench.training.chat import as_read_by
@@ -34,6 +36,57 @@ def test_a_local_folder(folder):
     ids = policy.tokenizer(["1+2="], return_tensors="pt")["input_ids"].to(policy.model.device)
     assert policy.model(ids).logits.dtype == torch.float32
     assert load_pretrained(str(folder), dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+COMMIT = "a" * 40
+
+
+@pytest.fixture
+def hub_cache(folder, tmp_path, monkeypatch):
+    """The hub's cache with the model a/b of revision v1, and nothing that could fetch more."""
+    place = tmp_path / "hub" / "models--a--b"
+    shutil.copytree(folder, place / "snapshots" / COMMIT)
+    (place / "refs").mkdir()
+    (place / "refs" / "v1").write_text(COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return place / "snapshots" / COMMIT
+
+
+def test_a_model_of_the_hub_is_recorded_with_its_commit(hub_cache):
+    policy = load_pretrained("a/b@v1")
+    assert (policy.resolved["model"], policy.resolved["kind"]) == ("a/b@v1", "hub")
+    assert policy.resolved["commit"] == COMMIT
+    assert first_use("a/b@v1") is None
+
+
+SHARDS = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "whole"),
+    [
+        (["model.safetensors"], None, True),
+        (["adapter_model.safetensors"], None, True),
+        (SHARDS.values(), json.dumps({"weight_map": SHARDS}), True),
+        (["model-00001-of-00002.safetensors"], json.dumps({"weight_map": SHARDS}), False),
+        (["model-00001-of-00002.safetensors"], None, False),
+        (SHARDS.values(), None, False),
+        (SHARDS.values(), '{"weight_map": ', False),
+        ([], None, False),
+    ],
+)
+def test_a_download_that_was_interrupted_is_not_taken_for_a_model(hub_cache, files, index, whole):
+    (hub_cache / "model.safetensors").unlink()
+    for name in files:
+        (hub_cache / name).write_bytes(b"")
+    if index is not None:
+        (hub_cache / "model.safetensors.index.json").write_text(index)
+    assert first_use("a/b@v1") == (None if whole else "fetched from the hub")
+    assert resolve("a/b@v1", weights=False).commit == COMMIT
+    if not whole:
+        with pytest.raises(UsageError, match="not in the local cache, and HF_HUB_OFFLINE"):
+            resolve("a/b@v1")
 
 
 def test_adapters_train_few_parameters(folder):

@@ -27,6 +27,8 @@ def place(tmp_path, monkeypatch):
         "good.jsonl": lines(ROWS),
         "named.jsonl": lines({"q": row["prompt"], "a": row["answer"]} for row in ROWS),
         "words.jsonl": lines([*ROWS, {"prompt": "and?", "answer": "many"}]),
+        "formulas.jsonl": lines([*ROWS, {"prompt": "and?", "answer": "((((("}]),
+        "latin.csv": "prompt,answer\nx,1\n\xe9,2\n",
         "torn.jsonl": lines(ROWS) + '{"prompt": "1',
         "empty.jsonl": "",
         "bare.csv": "a,b\n1,2\n",
@@ -37,7 +39,7 @@ def place(tmp_path, monkeypatch):
     }
     for name, text in texts.items():
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_text(text)
+        (tmp_path / "in" / name).write_text(text, encoding="latin-1")
     tokenizer = make_tokenizer()
     for name, changes in {
         "plain": {},
@@ -77,6 +79,12 @@ REFUSED = {
         ["--dataset", "../in/words.jsonl"],
         ["words.jsonl, line 10", "'many'", "mend or drop"],
     ),
+    "a formula that does not parse": (
+        ["--dataset", "../in/formulas.jsonl", "--verifier", "math"],
+        ["formulas.jsonl, line 10", "does not parse as mathematics", "mend or drop"],
+    ),
+    "not UTF-8": (["--dataset", "../in/latin.csv"], ["latin.csv, line 3: not UTF-8", "save the file as UTF-8"]),
+    "half a penalty": (["--set", "task_params.overlong_cache_tokens=20"], ["overlong_max_tokens", "give both"]),
     "a torn line": (["--dataset", "../in/torn.jsonl"], ["torn.jsonl, line 10: not valid JSON"]),
     "an empty file": (["--dataset", "../in/empty.jsonl"], ["empty.jsonl: the file is empty"]),
     "no such file": (["--dataset", "../in/none.jsonl"], ["none.jsonl: no such file"]),
@@ -95,6 +103,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_sweep_that_cannot_run_is_refused(name, place, monkeypatch, capsys):
     arguments, words = REFUSED[name]
+    if "math" in arguments:
+        pytest.importorskip("math_verify", reason="the `math` extra is not installed")
     code, printed = run(capsys, monkeypatch, "sweep", *SMALL, *arguments)
     assert code == 2 and printed.out == ""
     assert len(printed.err.splitlines()) == 1, printed.err

@@ -1,7 +1,9 @@
 """Tasks: their prompts, answers and rewards, and what they say about wrong parameters and files."""
 
+import csv
 import json
 
+import datasets
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -79,6 +81,19 @@ def test_overlong_is_added_to_any_tasks_reward():
     assert task.verify("51yy", "51")
 
 
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"overlong_cache_tokens": 20}, "overlong_cache_tokens=20 is the slope below overlong_max_tokens"),
+        ({"overlong_max_tokens": -5}, "max_tokens >= 1"),
+        ({"overlong_max_tokens": 10, "overlong_cache_tokens": -1}, "0 <= cache_tokens <= max_tokens"),
+    ],
+)
+def test_half_an_overlong_penalty_is_refused(params, words):
+    with pytest.raises(UsageError, match=words):
+        make_task("selfcheck", params)
+
+
 def test_unknown_names_and_values_are_refused_in_one_line():
     for name, params, words in [
         ("selfchek", {}, "did you mean 'selfcheck'"),
@@ -140,14 +155,90 @@ def test_a_data_set_of_any_kind_gives_the_same_task(tmp_path, suffix):
         ("a.txt", "x", "unknown kind '.txt'"),
         ("a.parquet", "PAR1 or not", "not a readable parquet file"),
         ("a.csv", "prompt,answer\nx,1\n", "1 rows"),
+        ("a.csv", "prompt,answer\nx,1\nx, y,2\n", "row 2: 3 cells in 2 columns; put a cell that holds a comma"),
+        ("a.csv", "q,answer\nx,1,2\ny,2\n", "row 1: 3 cells in 2 columns"),
+        ("a.csv", "prompt,answer\nx,1\ny\n", "row 2: column 'answer' holds None"),
+        ("a.csv", "prompt,answer\nx,1\n\xe9,2\n".encode("latin-1"), "line 3: not UTF-8 text .byte 0xe9.; save"),
+        ("a.jsonl", '{"prompt": "\xe9", "answer": "1"}\n'.encode("latin-1"), "line 1: not UTF-8 text"),
+        ("a.json", '[{"prompt": "\xe9", "answer": "1"}]'.encode("latin-1"), "not UTF-8 text"),
+        ("a.jsonl", f'{{"prompt": "x", "answer": {"1" * 5000}}}\n', "line 1: not readable as JSON"),
+        ("a.json", "[" * 100_000, "not readable as JSON"),
     ],
 )
 def test_a_bad_data_set_names_file_row_and_remedy(tmp_path, name, content, words):
     path = tmp_path / name
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UsageError, match=words) as caught:
         make_task("dataset", {"path": str(path)})
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "\ufeffprompt,answer\nx,1\ny,2\n"),  # with the byte order mark that spreadsheets write
+        ("a.jsonl", '\ufeff{"prompt": "x", "answer": "1"}\n\n{"prompt": "y", "answer": "2"}'),
+        ("a.json", '\ufeff[{"prompt": "x", "answer": "1"}, {"prompt": "y", "answer": "2"}]'),
+        ("a.csv", "prompt,answer\r\n" + "x" * 200_000 + ',1\r\n"y,\nand",2\r\n'),
+        ("a.csv", "prompt,answer\rx,1\ry,2\r"),
+        ("a.jsonl", '{"prompt": "x\u2028", "answer": "1"}\n{"prompt": "y", "answer": "2"}\n'),
+    ],
+)
+def test_a_data_set_is_read_as_other_programs_write_it(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    before = csv.field_size_limit()
+    task = make_task("dataset", {"path": str(path)})
+    prompts = sorted([*task.train_prompts, *task.eval_prompts], key=lambda prompt: prompt.id)
+    assert [prompt.text[0] for prompt in prompts] == ["x", "y"] and [prompt.answer for prompt in prompts] == ["1", "2"]
+    assert csv.field_size_limit() == before
+
+
+def test_reference_answers_of_math_are_read_once_at_load(tmp_path):
+    pytest.importorskip("math_verify", reason="the `math` extra is not installed")
+    path = tmp_path / "a.jsonl"
+    rows = [{"prompt": "x", "answer": r"2\pi"}, {"prompt": "y", "answer": r"\frac{1}{2}"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = make_task("dataset", {"path": str(path), "verifier": "math"})
+    for prompt in task.train_prompts + task.eval_prompts:
+        assert task.verify(task.right_completion(prompt), prompt.answer)  # type: ignore[attr-defined]
+    with path.open("a") as lines:
+        lines.write('{"prompt": "z", "answer": "((((("}\n')
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 3: answer '\(+' does not parse .*: mend or drop"):
+        make_task("dataset", {"path": str(path), "verifier": "math"})
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """No HF_HUB_OFFLINE, no proxy, and no hub to be reached."""
+
+    def refused(*_args, **_options):
+        raise OSError("network is unreachable")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.create_connection", refused)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_data_set_of_a_hub_out_of_reach_is_refused_at_once(no_network):
+    with pytest.raises(UsageError, match=r"hub:nobody/nothing: cannot be had .*\(https://.* cannot be reached\)"):
+        make_task("dataset", {"path": "hub:nobody/nothing"})
+    assert datasets.config.HF_HUB_OFFLINE is False
+
+
+def test_a_data_set_in_the_cache_needs_no_hub(no_network, monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, *, split, revision):
+        asked.append((name, config, split, revision, datasets.config.HF_HUB_OFFLINE))
+        return [{"question": f"{n}?", "answer": str(n)} for n in range(5)]
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    task = make_task("dataset", {"path": "hub:a/b:main@v1", "split": "test"})
+    assert len(task.train_prompts) == 4
+    assert asked == [("a/b", "main", "test", "v1", True)]
 
 
 def test_a_missing_data_set_is_not_looked_for_on_the_hub():
@@ -157,6 +248,7 @@ def test_a_missing_data_set_is_not_looked_for_on_the_hub():
 
 TASK_FILE = """
 from lossbench.tasks.base import Prompt
+from lossbench.tasks.verifiers import make_verifier
 
 class Echo:
     name = "echo"
@@ -171,6 +263,15 @@ class Echo:
 
     def reward(self, correct, terminated, length_tokens):
         return float(correct)
+
+class Raises(Echo):
+    def verify(self, completion, answer):
+        return {"0": 7}[completion]
+
+class Counts(Raises):
+    def __init__(self):
+        super().__init__()
+        self.verifier = make_verifier("numeric")
 
 class Half:
     name = "half"
@@ -197,6 +298,19 @@ def test_a_users_own_file_is_a_task(tmp_path):
         make_task("nowhere.py:Task")
     with pytest.raises(UsageError, match="say which class"):
         make_task(str(path))
+
+
+@pytest.mark.parametrize(("attribute", "name"), [("Raises", "mytask.py:Raises"), ("Counts", "numeric")])
+def test_an_error_in_a_users_own_verify_is_a_wrong_answer_counted_and_logged(tmp_path, caplog, attribute, name):
+    path = tmp_path / "mytask.py"
+    path.write_text(TASK_FILE)
+    task = make_task(f"{path}:{attribute}", {})
+    assert task.verify("0", "0") is True
+    assert task.verifier.errors == 0  # type: ignore[attr-defined]
+    assert [task.verify("1", "1") for _ in range(5)] == [False] * 5
+    assert task.verifier.errors == 5 and task.verifier.name.endswith(name)  # type: ignore[attr-defined]
+    assert len(caplog.records) == 3 and "counted as wrong: KeyError: '1'" in caplog.text
+    assert (task.name, task.shortest_answer_tokens, task.reward(True, True, 2)) == ("echo", 2, 1.0)
 
 
 def test_reasoning_gym_uses_the_generators_own_scorer():

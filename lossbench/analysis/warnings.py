@@ -228,6 +228,18 @@ def _cap_near_mean(evidence: Evidence) -> Iterator[str]:
         yield f"the cap of {cap} tokens is {ratio:.1f} times the early mean length, which hides the length bias"
 
 
+@_entry("verifier-errors", "warning", "read the verifier's own words in log.txt of the runs, mend it or the answers, "
+        "and run the same command with --fresh")  # fmt: skip
+def _verifier_errors(evidence: Evidence) -> Iterator[str]:
+    failed: dict[str, int] = {}
+    for run in records(evidence.runs):
+        number = run.get("verifier_errors")
+        if number is not None and number > 0:  # NaN where the run did not record it
+            failed[run["arm"]] = failed.get(run["arm"], 0) + int(number)
+    for arm, number in failed.items():
+        yield f"{arm}: the verifier itself failed on {number:,} completions, which count as incorrect"
+
+
 @_entry("dead-groups", "warning", "choose prompts of middling difficulty or larger groups")
 def _dead_groups(evidence: Evidence) -> Iterator[str]:
     for arm, share in _arm_means(evidence.metrics, "late_zero_std_frac"):

@@ -4,15 +4,15 @@ The network is used only for a hub id that the local cache lacks, and never wher
 """
 
 import importlib.util
-import os
-import socket
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from lossbench.errors import UsageError, one_line
+from lossbench.network import no_hub
 from lossbench.policies.adapters import (
     ADAPTER_FILE,
     adapter_base,
@@ -29,6 +29,8 @@ PACKAGE = "pkg:"
 CONVERTED = "converted into the cache"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
+_INDEX = "model.safetensors.index.json"  # which of several weight files holds what
+_SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _hub_folder(reference: str, weights: bool) -> Path:
         return folder
     name, _, revision = reference.partition("@")
     wanted = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())]
-    if why_not := _no_hub():
+    if why_not := no_hub():
         raise UsageError(f"model '{reference}': not in the local cache, and {why_not}")
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
@@ -128,23 +130,19 @@ def _cached(reference: str, weights: bool) -> Path | None:
                 f"model '{reference}': neither a folder, nor a .gguf file, nor a hub id (id@revision)"
             ) from None
         return None
-    return folder if not weights or any(folder.glob("*.safetensors")) else None
+    return folder if not weights or _has_weights(folder) else None
 
 
-def _no_hub() -> str | None:
-    """Why nothing can be fetched, or None. Asked first: without a network the hub's client retries for a minute."""
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE forbids to fetch it"
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return None
-    host = urlsplit(constants.ENDPOINT)
+def _has_weights(folder: Path) -> bool:
+    """Whether all weight files are there: a download that was interrupted leaves some of them, or no index."""
+    there = {path.name for path in folder.glob("*.safetensors") if path.is_file()}
+    index = folder / _INDEX
+    if not index.is_file():
+        return any(not _SHARD.search(name) for name in there)
     try:
-        socket.create_connection((host.hostname or "", host.port or 443), timeout=5).close()
-    except OSError:
-        return f"{constants.ENDPOINT} cannot be reached"
-    return None
+        return set(json.loads(index.read_text())["weight_map"].values()) <= there
+    except (ValueError, KeyError):
+        return False
 
 
 def load_pretrained(

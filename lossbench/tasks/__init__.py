@@ -29,8 +29,8 @@ _OVERLONG = {"overlong_max_tokens": 0, "overlong_cache_tokens": 0}
 def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
     """The task `name`: a row of `TASKS`, `reasoning-gym:NAME`, or `file.py:Name`, with its parameters.
 
-    Every task also takes `overlong_max_tokens` and `overlong_cache_tokens` (DAPO's soft overlong penalty, off at 0).
-    Raises UsageError on an unknown name or parameter.
+    Every task also takes `overlong_max_tokens` (DAPO's soft overlong penalty, off at 0; DAPO's is the completion cap)
+    and with it `overlong_cache_tokens`. Raises UsageError on an unknown name or parameter.
     """
     own, overlong = _split(name, params)
     if name in TASKS:
@@ -55,4 +55,9 @@ def _split(name: str, params: Mapping[str, Any] | None) -> tuple[dict[str, Any],
     own = dict(params or {})
     overlong = read_params(name, {key: own.pop(key) for key in _OVERLONG if key in own}, _OVERLONG)
     max_tokens, cache_tokens = overlong.values()
+    if cache_tokens and not max_tokens:
+        raise UsageError(
+            f"task '{name}': overlong_cache_tokens={cache_tokens} is the slope below overlong_max_tokens, which is "
+            "off: give both (in DAPO the latter is max_completion_length)"
+        )
     return own, OverlongPenalty(max_tokens, cache_tokens) if max_tokens else None

@@ -46,6 +46,41 @@ class Task(Protocol):
         ...
 
 
+class WrappedTask:
+    """A task around another, whose own everything is but for what a subclass changes."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.name = task.name
+
+    @property
+    def train_prompts(self) -> list[Prompt]:
+        """The wrapped task's training prompts."""
+        return self._task.train_prompts
+
+    @property
+    def eval_prompts(self) -> list[Prompt]:
+        """The wrapped task's evaluation prompts."""
+        return self._task.eval_prompts
+
+    @property
+    def shortest_answer_tokens(self) -> int:
+        """The wrapped task's shortest rewarded completion, tokens."""
+        return self._task.shortest_answer_tokens
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The wrapped task's word on the answer."""
+        return self._task.verify(completion, answer)
+
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+        """The wrapped task's reward."""
+        return self._task.reward(correct, terminated, length_tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        """Optional attributes (`chat`, `verifier`, `right_completion`) come from the wrapped task."""
+        return getattr(self._task, name)
+
+
 @dataclass(frozen=True)
 class TaskEntry:
     """A registry row: how to make the task from its parameters, and one line about it."""

@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
+from lossbench.network import no_hub
 from lossbench.tasks.base import Prompt, correct_and_terminated
 from lossbench.tasks.params import held_out, read_params
 from lossbench.tasks.verifiers import make_verifier, verifier_kind
 
 HUB = "hub:"
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+_LONGEST_CELL = 2**31 - 1  # of a CSV file, in characters; the csv module's own limit is 131,072
 _USUAL_NAMES = {
     "prompt": ("prompt", "question", "problem", "input"),
     "answer": ("answer", "solution", "ground_truth", "target"),
@@ -64,24 +66,28 @@ class DatasetTask:
     ) -> None:
         self.name = f"dataset-{_title(path)}"
         self.chat = chat
-        gold_problem = verifier_kind(verifier).gold_problem
+        self.verifier = make_verifier(verifier)
+        self._right = verifier_kind(verifier).right
         rows = read_rows(path, split)
         columns = {"prompt": prompt_column, "answer": answer_column}
         prompt_key, answer_key = (_column(path, rows[0][1], role, name) for role, name in columns.items())
         prompts = []
         for number, (place, row) in enumerate(rows):
             text, answer = _text(row, prompt_key, place), _text(row, answer_key, place)
-            problem = gold_problem(answer)
+            problem = self.verifier.gold_problem(answer)
             if problem:
                 needed = f"verifier '{verifier}' cannot compare with it: mend or drop the row"
                 raise UsageError(f"{place}: answer {answer[:40]!r} {problem}; {needed}")
             prompts.append(Prompt(number, "\n".join(part for part in (prefix, text, suffix) if part), answer))
-        self.verifier = make_verifier(verifier)
         order = np.random.default_rng(seed).permutation(len(prompts))
         evaluated = held_out(len(prompts), train_size or len(prompts), eval_size)
         shuffled = [prompts[int(i)] for i in order]
         self.eval_prompts = shuffled[:evaluated]
         self.train_prompts = shuffled[evaluated : evaluated + train_size if train_size else None]
+
+    def right_completion(self, prompt: Prompt) -> str:
+        """A completion that solves `prompt`."""
+        return self._right(prompt.answer)
 
     def verify(self, completion: str, answer: str) -> bool:
         """The chosen verifier's word on the completion."""
@@ -146,19 +152,45 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
             raise UsageError(f"{path}: not a readable parquet file ({error})") from None
         yield from ((f"{path}, row {i}", row) for i, row in enumerate(table.to_pylist(), start=1))
     elif path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as lines:
-            yield from ((f"{path}, row {i}", row) for i, row in enumerate(csv.DictReader(lines), start=1))
+        yield from _csv_rows(path)
     elif path.suffix == ".json":
-        rows = _parsed(path.read_text(encoding="utf-8"), str(path))
+        rows = _parsed(_decoded(path.read_bytes(), str(path)), str(path))
         if not isinstance(rows, list):
             raise UsageError(f"{path}: holds one {type(rows).__name__}; valid: a list of objects")
         yield from ((f"{path}, row {i}", _object(row, f"{path}, row {i}")) for i, row in enumerate(rows, start=1))
     else:
-        with path.open(encoding="utf-8") as lines:
-            for i, line in enumerate(lines, start=1):
-                if line.strip():
-                    place = f"{path}, line {i}"
-                    yield place, _object(_parsed(line, place), place)
+        yield from ((place, _object(_parsed(line, place), place)) for place, line in _lines(path) if line.strip())
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The file's lines with the place of each."""
+    for i, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        place = f"{path}, line {i}"
+        yield place, _decoded(line, place)
+
+
+def _decoded(data: bytes, place: str) -> str:
+    try:
+        return data.decode("utf-8-sig")  # spreadsheets put a byte order mark before the first column's name
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{place}: not UTF-8 text (byte 0x{data[error.start]:02x}); save the file as UTF-8") from None
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    reader = csv.DictReader(line for _, line in _lines(path))
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        rows = list(reader)
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {reader.line_num}: not readable as CSV ({error})") from None
+    finally:
+        csv.field_size_limit(limit)
+    columns = len(reader.fieldnames or ())
+    for i, row in enumerate(rows, start=1):
+        if extra := row.get(None):  # where DictReader keeps the cells beyond the last column
+            cells = f"{columns + len(extra)} cells in {columns} columns"
+            raise UsageError(f"{path}, row {i}: {cells}; put a cell that holds a comma between double quotes")
+        yield f"{path}, row {i}", row
 
 
 def _parsed(text: str, place: str) -> Any:
@@ -166,6 +198,8 @@ def _parsed(text: str, place: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"{place}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise UsageError(f"{place}: not readable as JSON ({one_line(error)})") from None
 
 
 def _object(row: Any, place: str) -> Row:
@@ -176,16 +210,28 @@ def _object(row: Any, place: str) -> Row:
 
 def _hub_rows(reference: str, split: str) -> list[tuple[str, Row]]:
     """Rows of `name`, `name@revision` or `name:config@revision` of the Hugging Face hub; downloads it if need be."""
-    from datasets import load_dataset
-
+    why_not = no_hub()
     name, _, revision = reference.partition("@")
     name, _, config = name.partition(":")
     try:
-        data = load_dataset(name, config or None, split=split, revision=revision or None)
+        data = _from_hub(name, config or None, split, revision or None, offline=why_not is not None)
     except (OSError, ValueError) as error:  # what `datasets` raises for: not found, no network, unknown split or config
-        reason = str(error).splitlines()[0][:200]
+        reason = why_not if why_not and isinstance(error, OSError) else one_line(error)
         raise UsageError(f"data set {HUB}{reference}: cannot be had from the hub or the cache ({reason})") from None
     return [(f"{HUB}{name}, row {i}", row) for i, row in enumerate(data, start=1) if isinstance(row, dict)]
+
+
+def _from_hub(name: str, config: str | None, split: str, revision: str | None, *, offline: bool) -> Any:
+    """The data set; `offline` takes it from the cache at once, instead of after half a minute of retries."""
+    from datasets import config as client
+    from datasets import load_dataset
+
+    before = client.HF_HUB_OFFLINE
+    client.HF_HUB_OFFLINE = before or offline
+    try:
+        return load_dataset(name, config, split=split, revision=revision)
+    finally:
+        client.HF_HUB_OFFLINE = before
 
 
 def make_dataset(params: Mapping[str, Any]) -> DatasetTask:

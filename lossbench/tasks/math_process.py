@@ -1,12 +1,14 @@
 """The `math` verifier's worker: math-verify in a process of its own, so that no expression can hang or crash a run.
 
 Run as a module it is the worker: a line of JSON `[completion, answer, limit_s]` in, a line of JSON `{"correct": bool}`
-or `{"error": str}` out. The limit is processor time, so that verdicts do not depend on how busy the machine is.
+or `{"error": str}` out; without a completion (null) the verdict is whether the answer parses. The limit is processor
+time, so that verdicts do not depend on how busy the machine is.
 """
 
 import importlib.util
 import json
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +16,24 @@ import threading
 import weakref
 from typing import IO
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 
 LIMIT_S = 5.0
 WALL_LIMIT_S = 300.0  # a backstop: for the start, and for a worker that waits instead of computing
 _READY = "ready"
+_DELIMITED = re.compile(r"\$[^$]+\$|\\boxed|(?<!\\)\\[(\[]")
+_CURRENCY = re.compile(r"(?<!\\)\\\$")
+_SURE = re.compile(r"-?(?:\d+(?:\.\d+)?|\\[dt]?frac\{\d+\}\{\d+\})")  # parses: most answers need not be asked about
+
+
+def as_math(answer: str) -> str:
+    r"""`answer` as text in which math-verify finds all of it; bare, only the numbers of `2\pi` or `11\sqrt2` are found.
+
+    >>> as_math(r"2\pi"), as_math(r"so \(2\pi\)"), as_math("$70,000")
+    ('$2\\pi$', 'so \\(2\\pi\\)', '$70,000$')
+    """
+    text = _CURRENCY.sub("", answer)
+    return text if _DELIMITED.search(text) else f"${text.replace('$', '')}$"
 
 
 class MathTimeLimit(RuntimeError):
@@ -39,8 +54,21 @@ class MathProcess:
     def check(self, completion: str, answer: str) -> bool:
         """Whether math-verify finds the completion's expression equal to `answer`.
 
-        Raises MathTimeLimit past the time limit and RuntimeError with math-verify's own message when it fails.
+        Raises MathTimeLimit past the time limit and RuntimeError with math-verify's own message when it fails, or where
+        the answer does not parse.
         """
+        return self._ask(completion, answer)
+
+    def gold_problem(self, answer: str) -> str | None:
+        """What keeps `answer` from being compared with, None where it parses."""
+        if _SURE.fullmatch(answer):
+            return None
+        try:
+            return None if self._ask(None, answer) else "does not parse as mathematics"
+        except RuntimeError as error:
+            return f"cannot be parsed ({one_line(error)})"
+
+    def _ask(self, completion: str | None, answer: str) -> bool:
         worker = self._running_worker()
         assert worker.stdin is not None
         worker.stdin.write(json.dumps([completion, answer, self.limit_s]) + "\n")
@@ -110,9 +138,16 @@ def _serve() -> None:
         # Left to its default action, the signal ends even a computation deep in C that no exception could interrupt.
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
-            gold = parse(answer if "$" in answer or "\\" in answer else f"${answer}$", parsing_timeout=0)
-            said = parse(completion, parsing_timeout=0)
-            reply = {"correct": bool(gold and said and verify(gold, said, timeout_seconds=0))}
+            gold = parse(as_math(answer), parsing_timeout=0)
+            # Text alone is what math-verify falls back on: it could only be compared letter by letter.
+            parses = not all(isinstance(part, str) for part in gold)
+            if completion is None:
+                reply = {"correct": parses}
+            elif parses:
+                said = parse(completion, parsing_timeout=0)
+                reply = {"correct": bool(said and verify(gold, said, timeout_seconds=0))}
+            else:
+                reply = {"error": f"the answer {answer[:40]!r} does not parse as mathematics"}
         except Exception as error:  # whatever sympy raises belongs to this one completion
             reply = {"error": f"{type(error).__name__}: {error}"}
         signal.setitimer(signal.ITIMER_PROF, 0)

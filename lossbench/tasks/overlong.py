@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lossbench.errors import UsageError
-from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.base import Task, WrappedTask
 
 NestedIds = Sequence[int] | Sequence["NestedIds"]
 
@@ -47,37 +46,13 @@ class OverlongPenalty:
         return (free_tokens - length_tokens) / self.cache_tokens
 
 
-class WithOverlongPenalty:
-    """A task whose reward has the penalty added; everything else is the task's own."""
+class WithOverlongPenalty(WrappedTask):
+    """A task whose reward has the penalty added."""
 
     def __init__(self, task: Task, penalty: OverlongPenalty) -> None:
-        self._task = task
+        super().__init__(task)
         self.penalty = penalty
-        self.name = task.name
-
-    @property
-    def train_prompts(self) -> list[Prompt]:
-        """The wrapped task's training prompts."""
-        return self._task.train_prompts
-
-    @property
-    def eval_prompts(self) -> list[Prompt]:
-        """The wrapped task's evaluation prompts."""
-        return self._task.eval_prompts
-
-    @property
-    def shortest_answer_tokens(self) -> int:
-        """The wrapped task's shortest rewarded completion, tokens."""
-        return self._task.shortest_answer_tokens
-
-    def verify(self, completion: str, answer: str) -> bool:
-        """The wrapped task's word on the answer."""
-        return self._task.verify(completion, answer)
 
     def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
         """The wrapped task's reward plus the penalty of the length."""
         return self._task.reward(correct, terminated, length_tokens) + self.penalty(length_tokens)
-
-    def __getattr__(self, name: str) -> Any:
-        """Optional attributes (`chat`, `verifier`, `right_completion`) come from the wrapped task."""
-        return getattr(self._task, name)

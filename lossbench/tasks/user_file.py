@@ -8,9 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, unknown
-from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.base import Prompt, Task, WrappedTask
+from lossbench.tasks.verifiers import Verifier
 
 _NEEDED = ("name", "train_prompts", "eval_prompts", "shortest_answer_tokens", "verify", "reward")
+
+
+class UserTask(WrappedTask):
+    """A user's task whose `verify` cannot raise: `verifier` counts and logs its errors, which mean "not correct".
+
+    `verifier` is the task's own where it has one, so that the errors inside it are in the same count.
+    """
+
+    def __init__(self, task: Task, reference: str) -> None:
+        super().__init__(task)
+        own = getattr(task, "verifier", None)
+        self.verifier = own if isinstance(own, Verifier) else Verifier(reference, task.verify)
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The user's word on the answer."""
+        try:
+            return bool(self._task.verify(completion, answer))
+        except Exception as error:  # the user's own code, which may raise anything
+            self.verifier.failed(error)
+            return False
 
 
 def is_file_reference(name: str) -> bool:
@@ -45,7 +66,7 @@ def task_from_file(reference: str, params: Mapping[str, Any]) -> Task:
     except Exception as error:  # the user's own code: its failure is the user's to read, in one line
         raise UsageError(f"task {reference}: {type(error).__name__}: {error}") from error
     _check_task(task, reference)
-    return task
+    return UserTask(task, reference)
 
 
 def _run_file(path: Path, reference: str) -> Any:

@@ -16,17 +16,23 @@ from lossbench.errors import UsageError, unknown
 _LOG = logging.getLogger(__name__)
 _LOGGED_ERRORS = 3
 
-_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\d))?|\.\d+"
+_THOUSANDS = r"(?:,\\!|\{,\}|\\,|,)"  # but for the last one LaTeX's ways to keep a space from after it
+_WHOLE = rf"(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+(?!\d)|\d+)"
+_UNSIGNED = _WHOLE + r"(?:\.\d+)?(?:[eE][-+]?\d{1,4}(?!\d))?|\.\d+"
 # A minus right after a word character or a bracket subtracts, or joins a range; it is not a sign.
 _SIGN = r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?"
 _NUMBER = re.compile(rf"(?P<sign>{_SIGN})[$€£]?(?P<top>{_UNSIGNED})(?:\s?/\s?(?P<bottom>\d+)(?![\d/]))?")
+_NO_DIGIT = re.compile(r"[^\d.eE+-]")
+_BULLET = re.compile(r"^[ \t]*-[ \t]+(?=\S)", re.MULTILINE)
 _MARKS = (
     re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE),
     re.compile(r"####[ \t]*([^\n]*)"),
 )
+_SAID = r"\banswer(?: is|:)"
+_UP_TO_THE_NEXT = rf"[ \t]*((?:(?!{_SAID})[^\n])*)"
 _PHRASES = (
-    re.compile(r"\bfinal answer(?: is|:)[ \t]*([^\n]*)", re.IGNORECASE),
-    re.compile(r"\banswer(?: is|:)[ \t]*([^\n]*)", re.IGNORECASE),
+    re.compile(rf"\bfinal answer(?: is|:){_UP_TO_THE_NEXT}", re.IGNORECASE),
+    re.compile(rf"{_SAID}{_UP_TO_THE_NEXT}", re.IGNORECASE),
 )
 _LONGEST_NUMBER = 400  # characters; Python refuses to convert very long digit strings, and no answer has them
 
@@ -49,7 +55,7 @@ def marked_answer(text: str, *, phrases: bool = False) -> str | None:
     """The part of `text` that its writer marked as the answer, or None.
 
     Marks, first match wins and its last occurrence counts: `\\boxed{}`, `<answer></answer>`, `####`; with `phrases`
-    also "final answer is" or "final answer:", "answer is" or "answer:", up to the end of the line.
+    also "final answer is" or "final answer:", "answer is" or "answer:", up to the end of the line or the next of these.
     """
     boxed = _last_boxed(text)
     if boxed is not None:
@@ -62,7 +68,7 @@ def marked_answer(text: str, *, phrases: bool = False) -> str | None:
 
 
 def _value(match: re.Match[str]) -> Decimal | Fraction | None:
-    top = match["top"].replace(",", "")
+    top = _NO_DIGIT.sub("", match["top"])
     if len(top) > _LONGEST_NUMBER or len(match["bottom"] or "") > _LONGEST_NUMBER:
         return None
     try:
@@ -84,6 +90,11 @@ def last_number(text: str) -> Decimal | Fraction | None:
     return values[-1] if values else None
 
 
+def _said_number(text: str) -> Decimal | Fraction | None:
+    """The last number of running text: the hyphen before an item of a list is no sign, that of a lone "- 3" is."""
+    return last_number(text if _NUMBER.fullmatch(text.strip()) else _BULLET.sub("", text))
+
+
 def _same_value(left: Decimal | Fraction, right: Decimal | Fraction) -> bool:
     if isinstance(left, Decimal) and isinstance(right, Decimal):
         return left == right  # never expands an exponent, however large
@@ -96,15 +107,15 @@ def check_numeric(completion: str, answer: str) -> bool:
     """Whether the number of the completion (in its marked answer, else its last) equals the number of `answer`."""
     gold = last_number(answer)
     marked = marked_answer(completion)
-    said = last_number(completion if marked is None else marked)
-    if said is None and marked is not None:
-        said = last_number(completion)
+    said = None if marked is None else last_number(marked)
+    if said is None:
+        said = _said_number(completion)
     return gold is not None and said is not None and _same_value(said, gold)
 
 
 def check_last_number(completion: str, answer: str) -> bool:
     """Whether the last number of the completion, marked or not, equals the number of `answer`."""
-    gold, said = last_number(answer), last_number(completion)
+    gold, said = last_number(answer), _said_number(completion)
     return gold is not None and said is not None and _same_value(said, gold)
 
 
@@ -118,8 +129,23 @@ def check_exact(completion: str, answer: str) -> bool:
     return _plain(answer) in {_plain(completion), _plain(marked) if marked is not None else _plain(completion)}
 
 
-_OPTION = re.compile(r"(?<![A-Za-z0-9'])\(?\[?([A-J])[\])]?(?![A-Za-z0-9'])")
+_LETTER_ENDS = r"(?!['’]?[^\W_])"
+_OPTION = re.compile(rf"(?<![^\W_])(?<![^\W_]['’])([A-J]){_LETTER_ENDS}")
 _ARTICLE = re.compile(r"[AI] [a-z]")
+_DENIED = re.compile(r"\bnot[ (\[*_\"']*$", re.IGNORECASE)
+# What may stand before the letter that opens an answer: commands and marks, as in `**(`, `\text{`, `\mathbf{(`.
+_WRAPPING = r"(?:\\(?:[A-Za-z]++|\W)|[^\w\\]|_)*+"
+_OPENING = re.compile(rf"{_WRAPPING}(?:(?i:option|choice)\W+)?([A-Ja-j]){_LETTER_ENDS}(?!(?<=[aiI]) [a-z])")
+
+
+def _standing_letters(text: str) -> list[str]:
+    """Option letters A-J that stand alone, but for the article "A", the pronoun "I" and those that "not" denies."""
+    found = _OPTION.finditer(text)
+    return [
+        m[1]
+        for m in found
+        if not _ARTICLE.match(text, m.start()) and not _DENIED.search(text, max(0, m.start() - 8), m.start())
+    ]
 
 
 def option_letter(text: str) -> str | None:
@@ -128,20 +154,32 @@ def option_letter(text: str) -> str | None:
     >>> option_letter("So the answer is (B)."), option_letter("A long story. I give up.")
     ('B', None)
     """
-    letters = [m[1] for m in _OPTION.finditer(text) if not _ARTICLE.match(text, m.start(1))]
+    letters = _standing_letters(text)
     return letters[-1] if letters else None
 
 
+def _opening_letter(text: str) -> str | None:
+    """The option letter that `text` opens with: what follows it, as in "B. A dog" or "c) I think", is its text."""
+    opening = _OPENING.match(text)
+    return opening[1].upper() if opening else None
+
+
 def _gold_letter(answer: str) -> str | None:
-    return option_letter(answer.strip()[:4].upper())
+    marked = marked_answer(answer, phrases=True)
+    return _opening_letter(answer if marked is None else marked)
 
 
 def check_choice(completion: str, answer: str) -> bool:
-    """Whether the option letter of the completion (in its marked answer, else its last) is the one of `answer`."""
+    """Whether the option letter of the completion is the one of `answer`.
+
+    It is the first letter of its marked answer, for reasons come after it, else the last one of the completion.
+    """
     marked = marked_answer(completion, phrases=True)
-    said = option_letter(marked if marked is not None else completion)
-    if said is None and marked is not None:
-        said = option_letter(marked.strip().upper()[:3])
+    said = None
+    if marked is not None:
+        said = _opening_letter(marked) or next(iter(_standing_letters(marked)), None)
+    if said is None:
+        said = option_letter(completion)
     return said is not None and said == _gold_letter(answer)
 
 
@@ -157,39 +195,60 @@ def _blank(answer: str) -> str | None:
     return None if answer.strip() else "is empty"
 
 
+Check = Callable[[str, str], bool]
+GoldProblem = Callable[[str], str | None]
+
+
 @dataclass(frozen=True)
 class VerifierKind:
     """A registry row.
 
-    `start` returns the check itself (completion, answer) -> bool, so that a kind with a worker process starts one per
-    verifier. `gold_problem` says what is wrong with a reference answer, or returns None.
+    `start` returns the check itself (completion, answer) -> bool, and what says what is wrong with a reference answer,
+    or None; a kind with a worker process starts one per verifier. `right` makes a completion that gives an answer.
     """
 
-    start: Callable[[], Callable[[str, str], bool]]
-    gold_problem: Callable[[str], str | None]
+    start: Callable[[], tuple[Check, GoldProblem]]
     summary: str
+    right: Callable[[str], str] = str
 
 
-def _start_math() -> Callable[[str, str], bool]:
+def _start_math() -> tuple[Check, GoldProblem]:
     from lossbench.tasks.math_process import MathProcess
 
-    return MathProcess().check
+    process = MathProcess()
+    return process.check, process.gold_problem
+
+
+def _right_math(answer: str) -> str:
+    from lossbench.tasks.math_process import as_math
+
+    return as_math(answer)
+
+
+def _right_choice(answer: str) -> str:
+    return _gold_letter(answer) or answer
 
 
 VERIFIERS: dict[str, VerifierKind] = {
-    "numeric": VerifierKind(lambda: check_numeric, _not_a_number, "the last (or marked) number equals the answer's"),
-    "exact": VerifierKind(lambda: check_exact, _blank, "the text equals the answer but for case and spacing"),
-    "choice": VerifierKind(lambda: check_choice, _not_a_letter, "the last (or marked) option letter is the answer's"),
-    "math": VerifierKind(_start_math, _blank, "math-verify says that the expressions are equal (extra `math`)"),
+    "numeric": VerifierKind(lambda: (check_numeric, _not_a_number), "the last (or marked) number equals the answer's"),
+    "exact": VerifierKind(lambda: (check_exact, _blank), "the text equals the answer but for case and spacing"),
+    "choice": VerifierKind(
+        lambda: (check_choice, _not_a_letter), "the marked option letter, or the last, is the answer's", _right_choice
+    ),
+    "math": VerifierKind(_start_math, "math-verify says that the expressions are equal (extra `math`)", _right_math),
 }
 
 
 @dataclass
 class Verifier:
-    """A check that cannot raise. `errors` counts the completions on which it failed, `last_error` says how."""
+    """A check that cannot raise. `errors` counts the completions on which it failed, `last_error` says how.
+
+    `gold_problem` says why it could not compare with a reference answer, or None.
+    """
 
     name: str
-    check: Callable[[str, str], bool]
+    check: Check
+    gold_problem: GoldProblem = lambda answer: None
     errors: int = 0
     last_error: str | None = field(default=None)
 
@@ -198,11 +257,15 @@ class Verifier:
         try:
             return bool(self.check(completion, answer))
         except Exception as error:  # any failure of a third-party parser must not end a training run
-            self.errors += 1
-            self.last_error = f"{type(error).__name__}: {error}"
-            if self.errors <= _LOGGED_ERRORS:
-                _LOG.warning("verifier '%s' failed on a completion, counted as wrong: %s", self.name, self.last_error)
+            self.failed(error)
             return False
+
+    def failed(self, error: Exception) -> None:
+        """Count and log that the check failed on a completion, which is therefore wrong."""
+        self.errors += 1
+        self.last_error = f"{type(error).__name__}: {error}"
+        if self.errors <= _LOGGED_ERRORS:
+            _LOG.warning("verifier '%s' failed on a completion, counted as wrong: %s", self.name, self.last_error)
 
 
 def verifier_kind(name: str) -> VerifierKind:
@@ -214,4 +277,4 @@ def verifier_kind(name: str) -> VerifierKind:
 
 def make_verifier(name: str) -> Verifier:
     """A verifier with its own error counter. Raises UsageError on an unknown name or a missing extra."""
-    return Verifier(name, verifier_kind(name).start())
+    return Verifier(name, *verifier_kind(name).start())

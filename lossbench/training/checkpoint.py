@@ -33,9 +33,15 @@ def checkpoint_steps(settings: Settings) -> int | None:
     return step
 
 
-def seal(run_dir: Path, step: int, run_id: str) -> None:
-    """Declare the checkpoint of this step whole, as one of the run `run_id`."""
-    write_json(run_dir / CHECKPOINTS / f"checkpoint-{step}" / _SEAL, {"run_id": run_id})
+def seal(run_dir: Path, step: int, run_id: str, verifier_errors: int = 0) -> None:
+    """Declare the checkpoint of this step whole, as one of the run `run_id`, whose verifier has failed so often."""
+    found = {"run_id": run_id, "verifier_errors": verifier_errors}
+    write_json(run_dir / CHECKPOINTS / f"checkpoint-{step}" / _SEAL, found)
+
+
+def verifier_errors_at(checkpoint: Path) -> int:
+    """How often the run's verifier had failed when the checkpoint was sealed."""
+    return read_json(checkpoint / _SEAL).get("verifier_errors", 0)
 
 
 def newest_checkpoint(run_dir: Path, spec: RunSpec) -> tuple[int, Path] | None:

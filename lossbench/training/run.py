@@ -28,6 +28,7 @@ from lossbench.training.checkpoint import (
     drop_unsealed,
     newest_checkpoint,
     seal,
+    verifier_errors_at,
 )
 from lossbench.training.evaluate import evaluate
 from lossbench.training.params import surrogate_params
@@ -101,17 +102,24 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     if found is None:
         evals.at(0)
         probes.at(0)
+    elif verifier := getattr(task, "verifier", None):
+        verifier.errors = verifier_errors_at(found[1])
     trainer.add_callback(evals)
     trainer.add_callback(probes)
-    trainer.add_callback(_Checkpoints(spec, run_dir, trainer))
+    trainer.add_callback(_Checkpoints(spec, run_dir, trainer, task))
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
     evals.at(settings.steps)
     return {
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
         "resumed_from_step": found[0] if found else None, "resolved": policy.resolved,
         "tables": writer.join() if writer else {},
-        "verifier_errors": getattr(getattr(task, "verifier", None), "errors", 0),
+        "verifier_errors": _verifier_errors(task),
     }  # fmt: skip
+
+
+def _verifier_errors(task: Any) -> int:
+    """On how many completions the task's verifier failed so far; 0 where it has none that counts."""
+    return getattr(getattr(task, "verifier", None), "errors", 0)
 
 
 def _load_options(spec: RunSpec) -> dict[str, Any]:
@@ -210,8 +218,8 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
 class _Checkpoints(TrainerCallback):
     """Seals each checkpoint once every process has written its part of it."""
 
-    def __init__(self, spec: RunSpec, run_dir: Path, trainer: ModeTrainer) -> None:
-        self.spec, self.run_dir, self.trainer = spec, run_dir, trainer
+    def __init__(self, spec: RunSpec, run_dir: Path, trainer: ModeTrainer, task: Any) -> None:
+        self.spec, self.run_dir, self.trainer, self.task = spec, run_dir, trainer, task
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
         """No checkpoint of the last step: the run's tables follow at once."""
@@ -222,7 +230,7 @@ class _Checkpoints(TrainerCallback):
         """Called by the trainer after it wrote a checkpoint."""
         self.trainer.accelerator.wait_for_everyone()
         if is_main_process():
-            seal(self.run_dir, state.global_step, self.spec.run_id)
+            seal(self.run_dir, state.global_step, self.spec.run_id, _verifier_errors(self.task))
 
 
 class _Evaluations(TrainerCallback):
