@@ -3,7 +3,9 @@
 import json
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from ingest_kit import completions, notes, read, refusal, state, written
 
 from lossbench.errors import UsageError
 from lossbench.store.ingest.base import Request
@@ -16,9 +18,8 @@ def characters_as_tokens(texts):
     return [len(text) for text in texts]
 
 
-@pytest.fixture(scope="module")
-def trl_run(tmp_path_factory):
-    """Output folder of a GRPOTrainer run of 4 steps, two steps per generation, and the trainer's own log."""
+def trained(folder, **options):
+    """The log of a GRPOTrainer run of 4 steps in `folder`, two steps per generation."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -26,7 +27,6 @@ def trl_run(tmp_path_factory):
     from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer
 
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("trl")
     tokenizer = make_tokenizer()
 
     def length_reward(completions, **_):
@@ -38,7 +38,7 @@ def trl_run(tmp_path_factory):
     args = GRPOConfig(
         output_dir=str(folder), max_steps=4, per_device_train_batch_size=4, num_generations=4, steps_per_generation=2,
         gradient_accumulation_steps=1, max_completion_length=6, logging_steps=1, log_completions=True, report_to="none",
-        save_strategy="steps", save_steps=4, use_cpu=True, disable_tqdm=True, bf16=False,
+        save_strategy="steps", save_steps=4, use_cpu=True, disable_tqdm=True, bf16=False, **options,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=make_model(TinyPolicy(), len(tokenizer)),
@@ -46,9 +46,17 @@ def trl_run(tmp_path_factory):
         reward_funcs=[length_reward, digit_reward],
         args=args,
         train_dataset=Dataset.from_dict({"prompt": ["1+2=", "3+4=", "5+6=", "7+8="]}),
+        eval_dataset=Dataset.from_dict({"prompt": ["9+9=", "8+8="]}),
     )
     trainer.train()
-    return folder, trainer.state.log_history
+    return trainer.state.log_history
+
+
+@pytest.fixture(scope="module")
+def trl_run(tmp_path_factory):
+    """Output folder of a run, and the trainer's own log."""
+    folder = tmp_path_factory.mktemp("trl")
+    return folder, trained(folder)
 
 
 def test_a_real_trl_run(trl_run, tmp_path):
@@ -79,8 +87,10 @@ def test_a_real_trl_run(trl_run, tmp_path):
     assert rollouts["correct"].isna().all() and rollouts["terminated"].isna().all()
     text = sweep.table("rollouts", ["completion", "length_tokens"])
     assert text["length_tokens"].tolist() == [len(t) for t in text["completion"]]
-    notes = " ".join(note for run in result.runs.values() for note in run["notes"])
-    assert "plain sum of digit_reward, length_reward" in notes and "which completions are correct" in notes
+    said = notes(result)
+    assert "plain sum of length_reward, digit_reward" in said and "which completions are correct" in said
+    assert "one token short" in said  # TRL does not say which completions ended
+    assert "logged reward" not in said and "trainer_state.json" not in said
 
 
 def test_a_damaged_completions_file_is_named_and_the_rest_read(trl_run, tmp_path):
@@ -157,3 +167,102 @@ def test_conversations_unscored_rows_and_the_users_columns(tmp_path):
     steps = load(tmp_path / "out").steps
     assert steps["reward_mean"].tolist() == [0.5]  # 1 and 0; the unscored row is no 0
     assert steps["length_correct"].tolist() == [2.0] and steps["length_incorrect"].tolist() == [6.0]
+
+
+def test_completions_of_an_evaluation_are_left_out(tmp_path):
+    trained(tmp_path / "run", eval_strategy="steps", eval_steps=3, per_device_eval_batch_size=4)
+    # What the trainer wrote: it evaluated at its last step too, and the training's rows of both are gone.
+    for step in (3, 4):
+        written_rows = pq.read_table(tmp_path / "run" / "completions" / f"completions_0000{step}.parquet").to_pydict()
+        assert set(written_rows["prompt"]) == {"9+9=", "8+8="}
+    result = read(tmp_path / "run", tmp_path / "out")
+    rows = load(tmp_path / "out").table("rollouts")
+    assert rows["step"].tolist() == [1] * 8 and not set(rows["prompt"]) & {"9+9=", "8+8="}
+    assert load(tmp_path / "out").steps["step"].tolist() == [1, 2, 3, 4]
+    assert "completions of step 3, 4 left out: an evaluation wrote over their file" in notes(result)
+
+
+def test_rows_of_an_evaluation_that_are_written_again_stay_out(tmp_path):
+    """Within a generation the trainer goes on writing what it has, which is the evaluation's rows by then."""
+    evaluation = {"prompt": ["e", "e"], "completion": ["x", "y"]}
+    for step, columns in ((1, {}), (2, evaluation), (3, evaluation), (4, {})):
+        completions(tmp_path / "run" / "completions", step, **columns)
+    written(tmp_path / "run" / "trainer_state.json", state({"step": 2, "eval_reward": 0.5}))
+    result = read(tmp_path / "run", tmp_path / "out")
+    assert load(tmp_path / "out").rollouts["step"].tolist() == [1, 1, 4, 4]
+    assert "completions of step 2 left out" in notes(result)
+
+
+def test_evaluations_after_the_last_checkpoint_come_by_their_period(tmp_path):
+    run = tmp_path / "run"
+    for step in (0, 5, 10, 11, 15, 20):
+        completions(run / "completions", step)
+    history = [{"step": step, "eval_reward": 0.5} for step in (0, 5, 10)]
+    written(run / "checkpoint-10" / "trainer_state.json", state(*history, eval_steps=5, global_step=10))
+    result = read(run, tmp_path / "out")
+    assert set(load(tmp_path / "out").rollouts["step"]) == {11}
+    assert "completions of step 0, 5, 10, 15, 20 left out" in notes(result)
+    # One evaluation off the period: it says nothing of what came later.
+    written(
+        run / "checkpoint-10" / "trainer_state.json", state({"step": 7, "eval_reward": 1}, eval_steps=5, global_step=10)
+    )
+    read(run, tmp_path / "other")
+    assert set(load(tmp_path / "other").rollouts["step"]) == {0, 5, 10, 11, 15, 20}
+
+
+def test_a_file_named_alone_is_judged_by_the_state_of_its_run(tmp_path):
+    file = completions(tmp_path / "run" / "completions", 2)
+    assert "no trainer_state.json to read" in notes(read(file, tmp_path / "unknown"))
+    written(tmp_path / "run" / "trainer_state.json", state({"step": 2, "eval_reward": 1.0}))
+    assert "no row" in refusal(file, tmp_path / "out")
+    written(tmp_path / "run" / "trainer_state.json", state({"step": 3, "eval_reward": 1.0}))
+    assert "trainer_state.json" not in notes(read(file, tmp_path / "out"))
+    assert len(load(tmp_path / "out").rollouts) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"step": ["inf", "inf"]}, "step 'inf' is no number"),
+        ({"step": None}, "no columns step and completion"),
+        ({"completion": None}, "no columns step and completion"),
+    ],
+)
+def test_damaged_completions_are_named(columns, reason, tmp_path):
+    completions(tmp_path / "run" / "completions", 1, **columns)
+    completions(tmp_path / "run" / "completions", 2, prompt=None)  # no prompt, no groups; the rest is there
+    result = read(tmp_path / "run", tmp_path / "out")
+    rows = load(tmp_path / "out").rollouts
+    assert rows["step"].tolist() == [2, 2] and rows["group"].isna().all()
+    assert "completions_00001.parquet" in result.damage.examples[0] and reason in result.damage.examples[0]
+
+
+def test_a_trainer_state_that_makes_no_sense(tmp_path):
+    run = tmp_path / "run"
+    completions(run / "completions", 1)
+    for text in (
+        "[]",
+        '{"log_history": 5}',
+        '{"log_history": [3, {"step": "x", "loss": 1}, {"loss": 1}]}',
+        "[" * 100_000,
+    ):
+        written(run / "trainer_state.json", text)
+        read(run, tmp_path / "out")
+        assert load(tmp_path / "out").steps["step"].tolist() == [1]
+    written(run / "trainer_state.json", state({"step": 3.0, "loss": "x"}, logging_steps="10", max_steps="many"))
+    assert "means over 10 steps" in notes(read(run, tmp_path / "out"))
+
+
+def test_a_mapping_is_applied_or_refused(tmp_path):
+    completions(tmp_path / "run" / "completions", 1, at=[4, 4], text=["x", "yy"], asked=["p", "p"])
+    columns = {"step": "at", "completion": "text", "prompt": "asked"}
+    read(tmp_path / "run", tmp_path / "out", columns=columns)
+    rows = load(tmp_path / "out").table("rollouts")
+    assert rows[["step", "completion", "prompt"]].to_numpy().tolist() == [[4, "x", "p"], [4, "yy", "p"]]
+    for field, message in [
+        ("step", "no column 'nosuch' for --map step=nosuch"),
+        ("completion", "no column 'nosuch' for --map completion=nosuch"),
+        ("kl", "--map kl=nosuch names nothing that is read from this trl log"),
+        ("seed", "--map seed=nosuch names nothing that is read from this trl log; --seed sets it"),
+    ]:
+        assert message in refusal(tmp_path / "run", tmp_path / "no", columns={field: "nosuch"})

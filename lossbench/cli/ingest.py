@@ -29,7 +29,11 @@ def ingest(
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     num_generations: Annotated[int | None, typer.Option(min=1, help="Completions per prompt and step.")] = None,
     correct_above: Annotated[
-        float | None, typer.Option(help="A completion counts as correct where its reward is above this.")
+        float | None,
+        typer.Option(
+            help="A completion counts as correct where its verdict (a column such as acc) is a number above this, or "
+            "without such a column its reward is; a verdict of true or false stands."
+        ),
     ] = None,
     text: Annotated[bool, typer.Option("--text/--no-text", help="Keep prompts and completions.")] = True,
     out: Annotated[

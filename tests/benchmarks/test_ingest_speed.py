@@ -20,7 +20,7 @@ from pathlib import Path
 from lossbench.store.ingest.base import Request
 from lossbench.store.ingest.folder import ingest
 from lossbench.store.ingest.sink import Reading
-ingest(Path(sys.argv[1]), Path(sys.argv[2]), "verl", Request(mode="grpo", seed=0), Reading())
+ingest(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Request(mode="grpo", seed=0), Reading())
 # Of this program alone: ru_maxrss begins with what the parent had when it started this one.
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 """
@@ -68,16 +68,16 @@ def test_speed_against_pandas(tmp_path, capsys):
 
 
 @pytest.mark.benchmark
-def test_memory_stays_flat(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["verl", "csv"])
+def test_memory_stays_flat(kind, tmp_path, capsys):
     peaks = []
     for name, size in (("small", 100 * MEGABYTE), ("large", 1000 * MEGABYTE)):
         log = write_log(tmp_path / f"{name}.jsonl", size)
-        command = [sys.executable, "-c", _MEASURE, str(log), str(tmp_path / name)]
+        command = [sys.executable, "-c", _MEASURE, str(log), str(tmp_path / name), kind]
         peaks.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
         log.unlink()
     small, large = peaks
     with capsys.disabled():
-        print(
-            f"\npeak memory {small / 1024:.0f} MiB on 100 MB, {large / 1024:.0f} MiB on 1 GB, ratio {large / small:.3f}"
-        )
+        both = f"{small / 1024:.0f} MiB on 100 MB, {large / 1024:.0f} MiB on 1 GB"
+        print(f"\n{kind}: peak memory {both}, ratio {large / small:.3f}")
     assert large <= 1.1 * small

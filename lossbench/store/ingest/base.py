@@ -7,13 +7,13 @@ metrics under the schema's names. A new format is one file with a `Format`, and 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError, one_line, unknown
 from lossbench.store.schema import TABLES
 
 ROW_FIELDS: dict[str, str] = {
@@ -31,34 +31,59 @@ ROW_FIELDS: dict[str, str] = {
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
-STEP_FIELDS = [c.name for c in TABLES["steps"] if c.name not in ("run_id", "mode", "loss_type", "agg_mode", "seed")]
+_AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "seed")
+STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
+_COUNTS = ("generation", "tokens")  # whole numbers in the schema
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
+
+_EXAMPLES = 5  # of damage that are named
+_LARGEST = 2**53  # up to which a float holds every whole number
 
 
 @dataclass
 class Damage:
-    """Counts the lines and files that could not be read, and remembers where the first few were."""
+    """Counts the lines and files that could not be read, and remembers where the first few were.
+
+    What a part (a run's, a file's) counts, the whole that it is a part of counts too.
+    """
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
+    whole: "Damage | None" = None
 
     def add(self, place: str, reason: str) -> None:
         """Count one damaged line or file."""
-        self.count += 1
-        if len(self.examples) < 5:
-            self.examples.append(f"{place}: {reason}")
+        self._take(1, [f"{place}: {one_line(reason)}"])
+        if self.whole is not None:
+            self.whole.add(place, reason)
+
+    def part(self) -> "Damage":
+        """A count of its own within this one."""
+        return Damage(whole=self)
+
+    def share(self, other: "Damage") -> None:
+        """Count here what `other` counted, and not in the whole again: a file's damage is that of each of its runs."""
+        self._take(other.count, other.examples)
+
+    def _take(self, count: int, examples: list[str]) -> None:
+        self.count += count
+        self.examples += examples[: max(0, _EXAMPLES - len(self.examples))]
 
 
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: our field -> the log's column."""
+    """What the caller said about the log. `columns` is `--map`: our field -> the log's column.
+
+    `used` collects those fields of `columns` that the log had a column for.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     mode: str | None = None
     seed: int | None = None
     num_generations: int | None = None
     damage: Damage = field(default_factory=Damage)
+    used: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
@@ -66,6 +91,10 @@ class Request:
         for name in self.columns:
             if name not in valid:
                 raise UsageError(unknown("field in --map", name, valid))
+
+    def part(self) -> "Request":
+        """The same request with a count of damage of its own: for one run."""
+        return replace(self, damage=self.damage.part())
 
     def column(self, name: str, usual: Iterable[str], available: Iterable[str], place: str) -> str | None:
         """The column of the log that holds field `name`: the mapped one, else the first usual one that exists.
@@ -76,7 +105,9 @@ class Request:
         asked = self.columns.get(name)
         if asked is not None:
             if asked not in present:
-                raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {', '.join(present)}")
+                has = one_line(", ".join(present), 500)
+                raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
+            self.used.add(name)
             return asked
         return next((column for column in usual if column in present), None)
 
@@ -87,7 +118,10 @@ Block = tuple[str, pa.Table]
 
 @dataclass
 class IngestedRun:
-    """One run found in a log. `blocks` is read once, in order; `logs` are step rows under the schema's names."""
+    """One run found in a log. `blocks` is read once, in order; `logs` are step rows under the schema's names.
+
+    `logged_rewards`: by step, the mean reward that the trainer logged for the completions sampled for it.
+    """
 
     source: Path
     name: str
@@ -97,7 +131,9 @@ class IngestedRun:
     seed: int | None = None
     num_generations: int | None = None
     steps_planned: int | None = None
+    logged_rewards: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    damage: Damage = field(default_factory=Damage)
 
 
 @dataclass(frozen=True)
@@ -140,26 +176,62 @@ def number(value: Any) -> float | None:
         return None if value is None else float(value)
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return None if result != result else result
 
 
+def whole(value: Any) -> int | None:
+    """`value` as a whole number, a fraction cut off; None where it is no number, or too large to be a count.
+
+    >>> whole("7"), whole(7.5), whole("inf"), whole(None)
+    (7, 7, None, None)
+    """
+    known = number(value)
+    return None if known is None or abs(known) > _LARGEST else int(known)
+
+
+def metric(name: str, value: Any) -> float | None:
+    """A value of column `name` of `steps`, None where there is none."""
+    return whole(value) if name in _COUNTS else number(value)
+
+
+def listed(steps: Iterable[int]) -> str:
+    """Steps in a note: the first few of them, and how many more there are.
+
+    >>> listed([30, 10, 20]), listed(range(9))
+    ('10, 20, 30', '0, 1, 2, 3, 4 and 4 more')
+    """
+    ordered = sorted(steps)
+    return ", ".join(map(str, ordered[:5])) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
+
+
 def renamed_log(
-    row: Mapping[str, Any], step: int, usual: Mapping[str, tuple[str, ...]], columns: Mapping[str, str]
+    row: Mapping[str, Any], step: int, usual: Mapping[str, tuple[str, ...]], request: Request
 ) -> dict[str, Any]:
-    """A row of step metrics under the schema's names: `usual` names the log's keys, `columns` (--map) come first.
+    """A row of step metrics under the schema's names: `usual` names the log's keys, --map comes first.
 
     A length of terminated completions is dropped where none terminated: TRL and ms-swift write 0 there.
     """
     renamed: dict[str, Any] = {"step": step}
-    for ours, keys in usual.items():
-        asked = columns.get("length" if ours == "length_mean" else ours, columns.get(ours))
-        for key in (asked,) if asked else keys:
-            value = number(row.get(key))
+    mapped = [name for name in request.columns if name in STEP_FIELDS and name != "step"]
+    for ours in dict.fromkeys([*usual, *mapped]):
+        for asked, key in _keys(ours, usual.get(ours, ()), request.columns):
+            if asked and key in row:
+                request.used.add(asked)
+            value = metric(ours, row.get(key))
             if value is not None:
                 renamed[ours] = value
                 break
     if renamed.get("truncated_frac") == 1.0 or renamed.get("length_terminated") == 0.0:
         renamed.pop("length_terminated", None)
     return renamed
+
+
+def _keys(ours: str, usual: tuple[str, ...], columns: Mapping[str, str]) -> list[tuple[str | None, str]]:
+    """(field of --map that asks for it, key of the log) in the order to look for a metric."""
+    keys: list[tuple[str | None, str]] = [(None, key) for key in usual]
+    if ours in columns:
+        return [(ours, columns[ours])]
+    # A column of completions' lengths need not be a metric: the trainer's own mean is.
+    return [("length", columns["length"]), *keys] if ours == "length_mean" and "length" in columns else keys

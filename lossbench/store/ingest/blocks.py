@@ -5,28 +5,43 @@ from typing import Any
 
 import pyarrow as pa
 
-from lossbench.store.ingest.base import Damage, number
+from lossbench.store.ingest.base import Damage, number, whole
 
 _NUMBERS = ("step", "reward", "advantage", "length")
 _FALSE, _TRUE = ("false", "no", ""), ("true", "yes")
 
 
-def block(columns: Mapping[str, Sequence[Any]], place: str, damage: Damage) -> pa.Table:
-    """A block from columns named as in `ROW_FIELDS`, all of one length; rows without a usable step are damaged."""
+def block(
+    columns: Mapping[str, Sequence[Any]], place: str, damage: Damage, lines: Sequence[int] | None = None
+) -> pa.Table:
+    """A block from columns named as in `ROW_FIELDS`, all of one length; rows without a usable step are damaged.
+
+    `lines` are the rows' numbers in the file, where they are not those of the block.
+    """
     checked = {name: _values(name, values) for name, values in columns.items()}
     good = [i for i, step in enumerate(checked["step"]) if step is not None]
     if len(good) < len(checked["step"]):
-        bad = next(i for i, step in enumerate(checked["step"]) if step is None)
-        for _ in range(len(checked["step"]) - len(good)):
-            damage.add(f"{place}, row {bad + 1}", f"step {columns['step'][bad]!r} is no number")
+        for i, step in enumerate(checked["step"]):
+            if step is None:
+                row = f"row {i + 1}" if lines is None else f"line {lines[i]}"
+                damage.add(f"{place}, {row}", f"step {columns['step'][i]!r} is no number")
         checked = {name: [values[i] for i in good] for name, values in checked.items()}
-    arrays = {name: pa.array(values, _kind(name, values)) for name, values in checked.items()}
+    arrays = {name: storable(values, _kind(name, values)) for name, values in checked.items()}
     return pa.table(arrays)
+
+
+def storable(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An arrow column; half a character (a lone surrogate), which UTF-8 cannot hold, becomes a question mark."""
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        whole_texts = [None if text is None else text.encode("utf-8", "replace").decode() for text in values]
+        return pa.array(whole_texts, kind)
 
 
 def _values(name: str, values: Sequence[Any]) -> list[Any]:
     if name == "step":
-        return [None if (step := number(value)) is None else int(step) for value in values]
+        return [whole(value) for value in values]
     if name in _NUMBERS:
         return [number(value) for value in values]
     if name in ("correct", "terminated"):

@@ -3,13 +3,14 @@
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 from lossbench import __version__
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError, one_line, unknown
 from lossbench.loss.modes import Mode, folder_name, parse_mode
 from lossbench.store.ingest import FORMATS
 from lossbench.store.ingest.base import Damage, IngestedRun, Request, run_folders
@@ -19,10 +20,16 @@ from lossbench.store.schema import SCHEMA_VERSION
 from lossbench.store.write import write_json, write_table
 
 AUTO, KIND = "auto", "ingested"
+_SCRATCH = ".ingest"
+_FLAGS = {"mode": "; --mode sets it", "seed": "; --seed sets it"}
 _NO_CLAIM_WITHOUT = {
     "correct": "no column says which completions are correct (--map correct=COLUMN, or --correct-above for the reward)",
     "length_tokens": "no lengths in tokens (--tokenizer, or --map length=COLUMN)",
 }
+_END_UNKNOWN = (
+    "lengths are counted from text, and the log does not say which completions ended: those that did are one token "
+    "short, as their EOS is not counted (--map terminated=COLUMN)"
+)
 
 
 @dataclass
@@ -70,22 +77,48 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
         raise UsageError(f"'{path}': no such file or folder")
     spec = _existing(out)
     result = Ingested(out, name, damage=request.damage)
+    names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
     with _scratch(out) as scratch:
         for run in FORMATS[name].read(path, request):
-            run_id, planned, state = _write_run(run, scratch, request, reading)
-            if run_id in result.runs:
-                raise UsageError(
-                    f"'{path}' holds run {planned['mode']} seed {planned['seed']} twice: ingest them one by one"
-                )
-            result.runs[run_id] = state
-            spec["runs"][run_id] = planned
+            mode = _identify(run, request)
+            digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
+            run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
+            # A run of the same id from an earlier call is this one, and is replaced.
+            others = {other: axes for other, axes in spec["runs"].items() if other != run_id or other in result.runs}
+            _refuse_twin(others, run, names, path)
+            names[run_id] = run.name
+            spec["runs"][run_id], result.runs[run_id] = _write_run(run, run_id, mode, scratch, request, reading)
         if not result.runs:
             raise UsageError(f"'{path}' holds no {name} log{_where(request.damage)}")
+        _refuse_unused(request, path, name)
         spec["length_unit"] = _one_unit(spec, result.runs)
         spec["sources"] = sorted({*spec["sources"], str(path)})
         _move_in(scratch, out, result.runs)
     write_json(out / SWEEP_FILE, spec)
     return result
+
+
+def _refuse_twin(others: Mapping[str, Any], run: IngestedRun, names: Mapping[str, str], path: Path) -> None:
+    """Raise UsageError where a run of the sweep has the mode and seed of `run`: seeds are paired, one would not count.
+
+    `names`: what to call the others, by id.
+    """
+    for other, axes in others.items():
+        if (axes["mode"], axes["seed"]) == (run.mode, run.seed):
+            raise UsageError(
+                f"'{path}': run {run.mode} seed {run.seed} is there twice, '{names[other]}' and '{run.name}': ingest "
+                "each by itself with a --seed of its own; in a table, name runs <mode>-s<seed> or give a column seed"
+            )
+
+
+def _refuse_unused(request: Request, path: Path, kind: str) -> None:
+    """Raise UsageError on a field of --map that the log had no use for."""
+    for field_name, column in request.columns.items():
+        if field_name not in request.used:
+            raise UsageError(
+                f"'{path}': --map {field_name}={column} names nothing that is read from this {kind} log"
+                f"{_FLAGS.get(field_name, '')}"
+            )
 
 
 def _existing(out: Path) -> dict[str, Any]:
@@ -94,7 +127,7 @@ def _existing(out: Path) -> dict[str, Any]:
         if spec.get("kind") != KIND:
             raise UsageError(f"'{out}' is a sweep that lossbench ran: choose another --out for ingested runs")
         return spec
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and not (out.is_dir() and all(file.name == _SCRATCH for file in out.iterdir())):
         raise UsageError(f"'{out}' exists and is not a sweep: choose another --out")
     return {
         "kind": KIND,
@@ -109,14 +142,18 @@ def _existing(out: Path) -> dict[str, Any]:
 
 @contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-    """A folder inside `out` for half-written runs; it goes in any case, and `out` too where it held nothing before."""
-    scratch = out / ".ingest"
-    fresh = not out.exists()
+    """A folder inside `out` for half-written runs; it goes in any case, and on an error every folder made for it."""
+    scratch = out / _SCRATCH
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
     try:
-        scratch.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir(parents=True)
         yield scratch
     except BaseException:
-        shutil.rmtree(out if fresh else scratch, ignore_errors=True)
+        shutil.rmtree(out if made else scratch, ignore_errors=True)
+        for folder in made[1:]:
+            with suppress(OSError):  # something else is in it by now
+                folder.rmdir()
         raise
     shutil.rmtree(scratch, ignore_errors=True)
 
@@ -129,12 +166,9 @@ def _move_in(scratch: Path, out: Path, runs: Mapping[str, Any]) -> None:
 
 
 def _write_run(
-    run: IngestedRun, scratch: Path, request: Request, reading: Reading
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Write one run below `scratch`: its id, its row of sweep.json, its run.json."""
-    mode, seed = _identity(run, request)
-    digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{seed}".encode()).hexdigest()[:8]
-    run_id = f"{folder_name(mode.name)}-s{seed}-{digest}"
+    run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request, reading: Reading
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write one run below `scratch`: its row of sweep.json, and its run.json."""
     axes = {
         "mode": mode.name,
         "loss_type": mode.loss_type,
@@ -143,7 +177,7 @@ def _write_run(
     }
     folder = scratch / run_id
     folder.mkdir()
-    constant = {"run_id": run_id, **axes, "seed": seed}
+    constant = {"run_id": run_id, **axes, "seed": run.seed}
     generations = request.num_generations or run.num_generations
     sinks = {
         name: RolloutSink(folder / f"{name}.parquet", constant, reading, generations) for name in ("rollouts", "evals")
@@ -153,19 +187,21 @@ def _write_run(
             sinks[table].add(block)
     for sink in sinks.values():
         sink.close()
-    steps = _merged(run.logs, sinks["rollouts"])
+    steps = _merged(run.logs, sinks["rollouts"], prefer_rows="length" in request.columns)
     if not steps and not sinks["evals"].rows:
-        raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(request.damage)}")
+        raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(run.damage)}")
+    run.notes += _rewards_differ(run.logged_rewards, sinks["rollouts"])
     write_table(folder / "steps.parquet", "steps", [{**constant, **row} for row in steps])
     done = max((row["step"] for row in steps), default=0)
-    planned = {**axes, "arm": mode.name, "seed": seed, "policy": None, "policy_seed": None}
+    planned = {**axes, "arm": mode.name, "seed": run.seed, "policy": None, "policy_seed": None}
     planned["steps_planned"] = int(run.steps_planned or done)
-    state = _state(run, sinks, steps, done, request.damage)
+    state = _state(run, sinks, steps, done)
     write_json(folder / RUN_FILE, state)
-    return run_id, planned, state
+    return planned, state
 
 
-def _identity(run: IngestedRun, request: Request) -> tuple[Mode, int]:
+def _identify(run: IngestedRun, request: Request) -> Mode:
+    """Set the run's mode, by its stored name, and its seed: what the caller said, else what the log says."""
     name = request.mode or run.mode
     if name is None:
         raise UsageError(
@@ -175,26 +211,46 @@ def _identity(run: IngestedRun, request: Request) -> tuple[Mode, int]:
     try:
         mode = parse_mode(str(name))
     except ValueError as error:
-        raise UsageError(f"'{run.source}': {error}") from None
+        raise UsageError(f"'{run.source}': {one_line(error, 1000)}") from None
     seed = request.seed if request.seed is not None else run.seed
     if seed is None:
         run.notes.append("seed 0 assumed: the log names none; --seed sets it")
-    return mode, seed or 0
+    run.mode, run.seed = mode.name, seed or 0
+    return mode
 
 
-def _merged(logs: list[dict[str, Any]], sink: RolloutSink) -> list[dict[str, Any]]:
-    """Steps of the trainer's log and of the completions in one; where both have a value, the trainer's own counts."""
+def _merged(logs: list[dict[str, Any]], sink: RolloutSink, prefer_rows: bool) -> list[dict[str, Any]]:
+    """Steps of the trainer's log and of the completions in one; where both have a value, the trainer's own counts.
+
+    `prefer_rows`: the mean length does not, as the user said which column holds the lengths of the rows.
+    """
     rows: dict[int, dict[str, Any]] = {row["step"]: row for row in sink.sums.rows()}
     for row in logs:
         known = {name: value for name, value in row.items() if value is not None}
-        rows[row["step"]] = {**rows.get(row["step"], {}), **known}
+        before = rows.get(row["step"], {})
+        if prefer_rows and before.get("length_mean") is not None:
+            known.pop("length_mean", None)
+        rows[row["step"]] = {**before, **known}
     for step, number in sink.generations.items():
         rows[step]["generation"] = number
     return [rows[step] for step in sorted(rows)]
 
 
+def _rewards_differ(logged: Mapping[int, float], sink: RolloutSink) -> list[str]:
+    """A note where the rewards of the completions do not have the mean that the trainer logged."""
+    means = {row["step"]: row["reward_mean"] for row in sink.sums.rows() if row["reward_mean"] is not None}
+    apart = [s for s in sorted(means) if s in logged and not isclose(means[s], logged[s], rel_tol=1e-3, abs_tol=1e-3)]
+    if not apart:
+        return []
+    example = f"{means[apart[0]]:.4g} against {logged[apart[0]]:.4g} at step {apart[0]}"
+    return [
+        f"mean reward of the completions is not the logged reward at {len(apart)} of {len(means)} steps ({example}): "
+        "weights that the log does not hold, completions that it left out, or another column (--map reward=COLUMN)"
+    ]
+
+
 def _state(
-    run: IngestedRun, sinks: Mapping[str, RolloutSink], steps: list[dict[str, Any]], done: int, damage: Damage
+    run: IngestedRun, sinks: Mapping[str, RolloutSink], steps: list[dict[str, Any]], done: int
 ) -> dict[str, Any]:
     units = {sink.unit for sink in sinks.values()} - {None}
     if len(units) > 1:
@@ -203,6 +259,8 @@ def _state(
         units = {TOKENS}
     unit = next(iter(units), None)
     notes = [*run.notes, *(text for name, text in _NO_CLAIM_WITHOUT.items() if sinks["rollouts"].nulls_only(name))]
+    if any(sink.end_unknown for sink in sinks.values()):
+        notes.append(_END_UNKNOWN)
     return {
         "status": "completed",
         "source": str(run.source),
@@ -210,8 +268,8 @@ def _state(
         "rollouts": sinks["rollouts"].rows,
         "evals": sinks["evals"].rows,
         "length_unit": unit,
-        "damaged": damage.count,
-        "damaged_examples": damage.examples,
+        "damaged": run.damage.count,
+        "damaged_examples": run.damage.examples,
         "notes": notes,
     }
 

@@ -4,6 +4,7 @@ is not."""
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,19 @@ import pyarrow as pa
 import pyarrow.json as paj
 
 from lossbench.store.ingest.base import Damage
+from lossbench.store.ingest.blocks import storable
 
 BLOCK_BYTES = 4 << 20
+UNREADABLE = (ValueError, RecursionError)
+"""What `json.loads` raises: on no JSON, no UTF-8, an endless whole number, or brackets within brackets without end."""
 
 
-def first_record(path: Path) -> dict[str, Any] | None:
-    """The first line of `path` that is a JSON object; None where the first few lines hold none."""
+def first_record(path: Path, most: int | None = 20) -> dict[str, Any] | None:
+    """The first line of `path` that is a JSON object; None where its first `most` lines (None: all) hold none."""
     with path.open("rb") as lines:
-        for _, line in zip(range(20), lines, strict=False):
-            try:
-                record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError):
-                continue
-            if isinstance(record, dict):
+        for line in islice(lines, most):
+            record = _record(line, str(path), Damage())
+            if record is not None:
                 return record
     return None
 
@@ -42,7 +43,7 @@ def _record(line: bytes, place: str, damage: Damage) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         damage.add(place, f"not valid JSON ({error})")
         return None
     if not isinstance(record, dict):
@@ -61,11 +62,8 @@ def tables(path: Path, fields: Mapping[str, pa.DataType], damage: Damage) -> Ite
     line = 1
     with path.open("rb") as stream:
         for block in _line_blocks(stream):
-            try:
-                table = paj.read_json(
-                    BytesIO(block), paj.ReadOptions(use_threads=False, block_size=len(block) + 1), options
-                )
-            except pa.ArrowInvalid:
+            table = _table_at_once(block, options)
+            if table is None:
                 table = _table_by_line(block, f"{path}, line ", line, schema, damage)
             line += block.count(b"\n")
             if table.num_rows:
@@ -79,22 +77,37 @@ def _line_blocks(stream: Any) -> Iterator[bytes]:
             yield block
 
 
+def _table_at_once(block: bytes, options: paj.ParseOptions) -> pa.Table | None:
+    """The block as Arrow reads it, None where its lines are not an object each.
+
+    Arrow takes `null` for an object without fields, and as the first line it ends the process by a fault of its own.
+    """
+    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    if block.startswith(b"{") + block.count(b"\n{") != lines:
+        return None
+    try:
+        table = paj.read_json(BytesIO(block), paj.ReadOptions(use_threads=False, block_size=len(block) + 1), options)
+    except pa.ArrowInvalid:
+        return None
+    return table if table.num_rows == lines else None
+
+
 def _table_by_line(block: bytes, place: str, first_line: int, schema: pa.Schema, damage: Damage) -> pa.Table:
     rows = []
-    for number, line in enumerate(block.splitlines(), start=first_line):
+    for number, line in enumerate(block.split(b"\n"), start=first_line):
         record = _record(line, f"{place}{number}", damage)
         if record is None:
             continue
         try:
             rows.append([_cast(record.get(field.name), field.type) for field in schema])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             damage.add(f"{place}{number}", str(error))
     return columns_to_table(zip(*rows, strict=True) if rows else [() for _ in schema], schema)
 
 
 def columns_to_table(columns: Iterable[Iterable[Any]], schema: pa.Schema) -> pa.Table:
     """Python columns, in the schema's order, as a table of `schema`."""
-    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+    arrays = [storable(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -105,6 +118,8 @@ def _cast(value: Any, kind: pa.DataType) -> Any:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if isinstance(value, (list, dict)):
         raise TypeError(f"{type(value).__name__} where a number is expected")
-    return (
-        float(value) if pa.types.is_floating(kind) else int(float(value)) if pa.types.is_integer(kind) else bool(value)
-    )
+    if pa.types.is_boolean(kind):
+        if value not in (True, False):
+            raise ValueError(f"{value!r} where true or false is expected")
+        return bool(value)
+    return int(float(value)) if pa.types.is_integer(kind) else float(value)

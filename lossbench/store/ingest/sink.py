@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
 from lossbench.store.ingest.grouping import Grouping
-from lossbench.store.ingest.step_sums import StepSums
+from lossbench.store.ingest.step_sums import StepSums, floats
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow
 
@@ -26,7 +26,11 @@ _BYTES_PER_WRITE = 16 << 20
 
 @dataclass(frozen=True)
 class Reading:
-    """How completions are read: `correct_above` makes a reward (or a numeric verdict) above it correct."""
+    """How completions are read.
+
+    `correct_above` makes a numeric verdict above it correct, or a reward where there is no verdict; one that is true or
+    false stands.
+    """
 
     count_tokens: CountTokens | None = None
     correct_above: float | None = None
@@ -37,7 +41,8 @@ class RolloutSink:
     """Writes one table (`rollouts` or `evals`) of one run and sums what its `steps` rows need.
 
     Lengths are in tokens where the log holds them or a tokenizer is given, else `length_chars` is filled instead: the
-    two are never mixed. `unit` says which, None where the log has neither lengths nor text.
+    two are never mixed. `unit` says which, None where the log has neither lengths nor text. `end_unknown` says whether
+    a length was counted from text of which the log does not say whether an EOS followed.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class RolloutSink:
         self.path, self.table = path, path.stem
         self.rows = 0
         self.unit: str | None = None
+        self.end_unknown = False
         self.sums = StepSums()
         self.generations: dict[int, int] = {}
         self._known: set[str] = set()
@@ -102,17 +108,29 @@ class RolloutSink:
 
     def _lengths(self, block: pa.Table) -> dict[str, Any]:
         if "length" in block.column_names:
-            return self._in_unit(TOKENS, block["length"].cast(pa.float64()).cast(pa.int64()))
+            return self._in_unit(TOKENS, self._counts(block["length"]))
         if "completion" not in block.column_names:
             return {}
         texts = block["completion"]
         if self._reading.count_tokens is None:
             return self._in_unit(CHARACTERS, pc.call_function("utf8_length", [texts]).cast(pa.int64()))
         tokens = pa.array(self._reading.count_tokens([text or "" for text in texts.to_pylist()]), pa.int64())
-        if "terminated" in block.column_names:  # the EOS counts, and decoded text does not show it
-            ended = block["terminated"].combine_chunks().cast(pa.int64()).fill_null(0)
-            tokens = pc.call_function("add", [tokens, ended])
-        return self._in_unit(TOKENS, tokens)
+        ended_N = floats(block["terminated"] if "terminated" in block.column_names else None, block.num_rows)
+        self.end_unknown |= bool(np.isnan(ended_N).any())
+        # The EOS counts, and decoded text does not show it.
+        ended = pa.array(np.nan_to_num(ended_N).astype(np.int64))
+        return self._in_unit(TOKENS, pc.call_function("add", [tokens, ended]))
+
+    def _counts(self, column: Any) -> pa.Array:
+        lengths_N = floats(column, len(column))
+        known_N = lengths_N[~np.isnan(lengths_N)]
+        wrong = known_N[~((known_N >= 0) & (known_N < 2**53) & (known_N == np.floor(known_N)))]
+        if len(wrong):
+            raise UsageError(
+                f"{self.path.parent.name}: length {wrong[0]:g} is no number of tokens: name another column with "
+                "--map length=COLUMN"
+            )
+        return pa.array(lengths_N, from_pandas=True).cast(pa.int64())
 
     def _in_unit(self, unit: str, lengths: Any) -> dict[str, Any]:
         if self.unit not in (None, unit):
@@ -152,5 +170,6 @@ def _repeated(value: Any, rows: int) -> pa.Array:
 
 
 def _above(column: Any, threshold: float) -> Any:
-    """A nullable flag column: whether the number is above `threshold`."""
-    return pc.call_function("greater", [column.cast(pa.float64()), pa.scalar(threshold)])
+    """A nullable flag column: whether the number is above `threshold`; null where it is null or NaN."""
+    numbers = pa.array(floats(column, len(column)), from_pandas=True)
+    return pc.call_function("greater", [numbers, pa.scalar(threshold)])

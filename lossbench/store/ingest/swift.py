@@ -4,25 +4,40 @@ Written against ms-swift 4 (`rlhf_trainers/grpo_trainer.py`, `megatron/trainers`
 `completions.jsonl` is one table: step (as text; `gen_step` from Megatron), prompt, completion, one column per reward
 function, advantages, each a list. Objects with one completion each are read as well. A line of `logging.jsonl` is one
 step of metrics, numbered by `global_step/max_steps` (Megatron: `iteration`) as "3/200".
+
+A generation is logged again at each step that uses it, with `--log_entropy` only as far as it has been trained on; and
+an evaluation logs its table after the training's of the same step.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from lossbench.loss.modes import PRESETS, make_mode
-from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log, run_folders
+from lossbench.store.ingest.base import (
+    Block,
+    Format,
+    IngestedRun,
+    Request,
+    listed,
+    mode_and_seed,
+    number,
+    renamed_log,
+    run_folders,
+    whole,
+)
 from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.jsonl import records
+from lossbench.store.ingest.jsonl import UNREADABLE, records
 from lossbench.store.ingest.trainer_logs import (
     CORRECT_COLUMNS,
     STEP_KEYS,
-    RepeatedTable,
+    Rewards,
+    TrainingTables,
+    evaluated_steps,
     message_text,
-    reward_columns,
     reward_names,
-    summed,
+    rewards_by_step,
 )
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
@@ -45,19 +60,24 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
 
 
 def _run(folder: Path, request: Request) -> IngestedRun:
+    request = request.part()
     inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
     args = _args(inside[ARGS], request)
     history = list(_history(inside[LOGGING], request))
     name = folder.stem if folder.is_file() else folder.name
     named = mode_and_seed(name)
-    run = IngestedRun(folder, name, mode=mode_of_args(args) or (named[0] if named else None))
-    run.seed = args.get("seed", named[1] if named else None)
-    run.num_generations = args.get("num_generations")
+    run = IngestedRun(folder, name, mode=mode_of_args(args) or (named[0] if named else None), damage=request.damage)
+    seed = whole(args.get("seed"))
+    run.seed = seed if seed is not None else named[1] if named else None
+    run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
     rows = [(step, row) for step, _, row in history if "loss" in row or "reward" in row]
-    run.logs = [renamed_log(row, step, STEP_KEYS, request.columns) for step, row in rows]
+    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in rows]
+    run.logged_rewards = rewards_by_step(rows)
     if inside[COMPLETIONS].is_file():
-        run.blocks = _blocks(inside[COMPLETIONS], reward_names(row for _, row in rows), run, request)
+        only_evaluated = evaluated_steps((step, row) for step, _, row in history) - {step for step, _ in rows}
+        rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
+        run.blocks = _blocks(inside[COMPLETIONS], only_evaluated, rewards, run, request)
     return run
 
 
@@ -66,10 +86,19 @@ def _args(file: Path, request: Request) -> dict[str, Any]:
         return {}
     try:
         args = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         request.damage.add(str(file), f"not valid JSON ({error})")
         return {}
     return args if isinstance(args, dict) else {}
+
+
+def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
+    """`--reward_weights`, none at all where it was not given; None where the arguments do not hold it."""
+    given = args.get("reward_weights")
+    if "reward_weights" not in args or not isinstance(given, list | None):
+        return None
+    weights = [weight for value in given or () if (weight := number(value)) is not None]
+    return tuple(weights) if len(weights) == len(given or ()) else None
 
 
 def mode_of_args(args: dict[str, Any]) -> str | None:
@@ -77,7 +106,7 @@ def mode_of_args(args: dict[str, Any]) -> str | None:
 
     ms-swift's `dr_grpo` is the divisor alone: its advantages keep the std unless `scale_rewards` says otherwise.
     """
-    preset = PRESETS.get(args.get("loss_type", ""))
+    preset = PRESETS.get(str(args.get("loss_type")))
     if preset is None or args.get("advantage_estimator", "grpo") != "grpo":
         return None
     surrogate, aggregation, _ = preset
@@ -94,60 +123,91 @@ def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, di
     """(step, planned steps, metrics) of every training line."""
     if not file.is_file():
         return
-    for number, row in records(file, request.damage):
+    for line, row in records(file, request.damage):
         progress = next((str(row[key]) for key in _PROGRESS if key in row), None)
         if progress is None:
             continue
-        step, _, planned = progress.partition("/")
-        if step.isdigit():
-            yield int(step), int(planned) if planned.isdigit() else None, row
+        at, _, planned = progress.partition("/")
+        if (step := whole(at)) is not None:
+            yield step, whole(planned), row
         else:
-            request.damage.add(f"{file}, line {number}", f"no step in '{progress}'")
+            request.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
 
 
-def _blocks(file: Path, rewards: list[str], run: IngestedRun, request: Request) -> Iterator[Block]:
-    repeated, singles = RepeatedTable(), []
-    for number, record in records(file, request.damage):
-        place = f"{file}, line {number}"
-        if "completion" not in record or not ("step" in record or "gen_step" in record):
-            request.damage.add(place, "has no completion, or neither step nor gen_step")
-        elif not isinstance(record["completion"], list):
-            singles.append(record)
+def _blocks(
+    file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request
+) -> Iterator[Block]:
+    tables = TrainingTables(only_evaluated)
+    singles: dict[int, dict[str, Any]] = {}  # by line
+    for line, record in _checked(file, request):
+        place = f"{file}, line {line}"
+        if not isinstance(record["completion"], list):
+            singles[line] = record
             if len(singles) == _SINGLE_ROWS:
-                yield _block(_transposed(singles), rewards, run, place, request)
-                singles = []
+                yield _block(_transposed(singles.values()), rewards, str(file), request, [*singles])
+                singles = {}
+        elif (new := tables.new_rows(record)) is not None:
+            yield _block(new, rewards, place, request)
+    if singles:
+        yield _block(_transposed(singles.values()), rewards, str(file), request, [*singles])
+    if tables.left_out:
+        run.notes.append(
+            f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
+        )
+
+
+def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of the lines that hold completions; step, prompt and completion are under these names."""
+    for line, record in records(file, request.damage):
+        place = f"{file}, line {line}"
+        step = request.column("step", ("step", "gen_step"), record, place)
+        completion = request.column("completion", ("completion",), record, place)
+        prompt = request.column("prompt", ("prompt",), record, place)
+        if step is None or completion is None:
+            request.damage.add(place, "has no completion, or neither step nor gen_step")
+            continue
+        record["step"], record["completion"] = _from_one(record[step], step), record[completion]
+        if prompt is not None:
+            record["prompt"] = record[prompt]
+        if not isinstance(record["completion"], list):
+            yield line, record
+        elif not isinstance(record["step"], list):
+            request.damage.add(place, "its completion is a list, its step is none")
         elif len({len(value) for value in record.values() if isinstance(value, list)}) != 1:
             request.damage.add(place, "its lists differ in length")
-        elif not repeated(record.get("prompt", ()), record["completion"]):
-            yield _block(record, rewards, run, place, request)
-    if singles:
-        yield _block(_transposed(singles), rewards, run, str(file), request)
+        else:
+            yield line, {name: value for name, value in record.items() if isinstance(value, list)}
 
 
-def _transposed(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def _from_one(step: Any, column: str) -> Any:
+    """A step, or a list of steps, counted from 1; what is no number stays as it is."""
+    if isinstance(step, list):
+        return [_from_one(value, column) for value in step]
+    known = whole(step)
+    # Megatron counts sampling rounds from 0.
+    return step if known is None or column != "gen_step" else known + 1
+
+
+def _transposed(rows: Collection[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
 
 
-def _block(record: dict[str, Any], rewards: list[str], run: IngestedRun, place: str, request: Request) -> Block:
-    columns = {name: values for name, values in record.items() if isinstance(values, list)}
-    if "step" not in columns:  # Megatron counts sampling rounds from 0
-        columns["step"] = [step if step is None else int(step) + 1 for step in columns["gen_step"]]
+def _block(
+    columns: dict[str, list[Any]], rewards: Rewards, place: str, request: Request, lines: list[int] | None = None
+) -> Block:
     fields: dict[str, list[Any]] = {"step": columns["step"]}
     for name in ("prompt", "completion"):
         if name in columns:
             fields[name] = [message_text(value) for value in columns[name]]
-    summands = reward_columns(columns, rewards, request.column("reward", (), columns, place))
-    note = f"reward is the plain sum of {', '.join(summands)}: the log does not hold their weights"
-    if len(summands) > 1 and note not in run.notes:
-        run.notes.append(note)
-    if summands:
-        fields["reward"] = summed(columns, summands)
+    reward = rewards.of(columns, request, place)
+    if reward is not None:
+        fields["reward"] = reward
     usual = {"correct": CORRECT_COLUMNS, "advantage": ("advantages", "advantage")}
     for name in ("correct", "advantage", "length", "terminated", "group"):
         column = request.column(name, usual.get(name, ()), columns, place)
         if column:
             fields[name] = columns[column]
-    return "rollouts", block(fields, place, request.damage)
+    return "rollouts", block(fields, place, request.damage, lines)
 
 
 FORMAT = Format("ms-swift: completions.jsonl, logging.jsonl and args.json", found, read)

@@ -6,36 +6,37 @@ chart export, `Step` and `<run> - <metric>` columns; TensorBoard's scalar export
 named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...]`). A run named `<mode>-s<seed>`
 needs no columns mode and seed. A table with a column of completions or lengths that has several rows per step holds
 completions, not curves.
+
+Completions are never in memory as a whole: a file is read once for its header and damaged lines, once for whose rows
+it holds where rows say so, and once more for the rows of each run. Curves are small.
 """
 
-import csv
-import json
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lossbench.errors import UsageError
+from lossbench.errors import UsageError, one_line
 from lossbench.store.ingest.base import (
     ROW_FIELDS,
     STEP_FIELDS,
+    Block,
     Damage,
     Format,
     IngestedRun,
     Request,
+    metric,
     mode_and_seed,
-    number,
+    whole,
 )
 from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.jsonl import records
+from lossbench.store.ingest.jsonl import BLOCK_BYTES
+from lossbench.store.ingest.table_rows import TENSORBOARD_NAME, Numbered, Row, raw_rows, step_column, tidier
 from lossbench.store.ingest.trainer_logs import STEP_KEYS
 from lossbench.store.ingest.verl import STEP_KEYS as VERL_STEP_KEYS
 
 SUFFIXES = (".csv", ".json", ".jsonl")
-_STEP_NAMES = ("step", "Step", "global_step", "_step", "train/global_step", "trainer/global_step")
-_WANDB_BOUNDS = ("__MIN", "__MAX")
-_TENSORBOARD: tuple[str, ...] = ("Wall time", "Step", "Value")
-_TENSORBOARD_NAME = re.compile(r"(?:run-)?(?P<run>.*?)-tag-(?P<metric>.+)")
 _ROW_NAMES = {
     "prompt": ("prompt", "input", "question"),
     "completion": ("completion", "output", "response"),
@@ -46,163 +47,191 @@ _ROW_NAMES = {
     "terminated": ("terminated",),
     "group": ("group", "uid"),
 }
-Row = dict[str, Any]
+_ROW_BYTES = 200  # of a row beside its text, about
+
+
+class Key(NamedTuple):
+    """Whose row it is, as far as the table says."""
+
+    mode: str | None
+    seed: int | None
+    run: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file that was looked through once: its columns, and what says whose row it is."""
+
+    file: Path
+    header: list[str]
+    step: str
+    tidied: Callable[[Row], list[Row]]
+    key: Callable[[Row], Key]
+
+    def rows(self) -> Iterator[Numbered]:
+        """Its rows in wide form; damaged lines were counted when the file was looked through."""
+        return ((number, row) for number, raw in raw_rows(self.file, Damage()) for row in self.tidied(raw))
 
 
 def found(path: Path) -> str | None:
     """Whether `path` is a table, or a folder whose own files are tables."""
     if path.is_file():
         return path.name if path.suffix in SUFFIXES else None
-    tables = sorted(file for file in path.iterdir() if file.suffix == ".csv" or _tensorboard_json(file))
+    tables = _tables(path)
     return tables[0].name if tables else None
 
 
+def _tables(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.iterdir() if file.suffix == ".csv" or _tensorboard_json(file))
+
+
 def _tensorboard_json(file: Path) -> bool:
-    return file.suffix == ".json" and _TENSORBOARD_NAME.fullmatch(file.stem) is not None
+    return file.suffix == ".json" and TENSORBOARD_NAME.fullmatch(file.stem) is not None
 
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """One run per (mode, seed) or run name of the tables at `path`."""
-    files = (
-        [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix == ".csv" or _tensorboard_json(f))
-    )
-    curves: dict[tuple[Any, Any], IngestedRun] = {}
-    for file in files:
-        rows = [row for row in _rows(file, request.damage) if row]
-        if not rows:
-            request.damage.add(str(file), "holds no row")
+    """One run per mode, seed and run name that the tables at `path` tell apart."""
+    runs: dict[Key, IngestedRun] = {}
+    for file in _tables(path):
+        damage = request.damage.part()
+        table = _table(file, damage, request)
+        if table is None:
+            damage.add(str(file), "holds no row")
             continue
-        for key, members in _by_run(_tidy(file, rows, request), file, request).items():
-            run = curves.setdefault(key, IngestedRun(path, "-s".join(str(part) for part in key)))
-            run.mode, run.seed = key
-            _fill(run, members, file, request)
-    yield from curves.values()
+        kinds = _kinds(table, request)
+        for key in kinds:
+            if key not in runs:
+                name = key.run or (file.stem if key.mode is None else f"{key.mode}-s{key.seed}")
+                runs[key] = IngestedRun(
+                    path, one_line(name), mode=key.mode, seed=key.seed, damage=request.damage.part()
+                )
+            runs[key].damage.share(damage)
+        curves = {key: runs[key] for key, completions in kinds.items() if not completions}
+        if curves:
+            _add_curves(table, curves, request)
+        for key in kinds.keys() - curves.keys():
+            runs[key].blocks = chain(runs[key].blocks, _blocks(table, key, runs[key], request))
+    yield from runs.values()
 
 
-def _rows(file: Path, damage: Damage) -> Iterator[Row]:
-    if file.suffix == ".jsonl":
-        yield from (row for _, row in records(file, damage))
-    elif file.suffix == ".json":
-        yield from _json_rows(file)
-    else:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.reader(lines)
-            header = next(reader, [])
-            for row in reader:
-                if len(row) == len(header):
-                    yield {name: value if value != "" else None for name, value in zip(header, row, strict=True)}
-                elif row:
-                    damage.add(
-                        f"{file}, line {reader.line_num}", f"{len(row)} cells where the header has {len(header)}"
-                    )
+def _table(file: Path, damage: Damage, request: Request) -> Table | None:
+    """The table in a file, None where it holds no row."""
+    tidied: Callable[[Row], list[Row]] | None = None
+    header: dict[str, None] = {}
+    for _, raw in raw_rows(file, damage):
+        tidied = tidied or tidier(file, list(raw), request)
+        for row in tidied(raw):
+            header.update(dict.fromkeys(row))
+    if tidied is None:
+        return None
+    columns = list(header)
+    return Table(file, columns, step_column(columns, file, request), tidied, _key_of(file, columns, request))
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not valid JSON ({error}); JSON lines belong in a file named .jsonl") from None
-    if isinstance(data, dict) and data and all(isinstance(values, list) for values in data.values()):
-        yield from (dict(zip(data, row, strict=True)) for row in zip(*data.values(), strict=True))
-    elif isinstance(data, list) and all(isinstance(row, list) and len(row) == 3 for row in data):
-        yield from (dict(zip(_TENSORBOARD, row, strict=True)) for row in data)
-    elif isinstance(data, list) and all(isinstance(row, dict) for row in data):
-        yield from data
-    else:
-        raise UsageError(f"{file}: valid: a list of objects, an object of lists, or TensorBoard's list of triples")
-
-
-def _tidy(file: Path, rows: list[Row], request: Request) -> list[Row]:
-    """Wide rows with our names where the shape hides run or metric: W&B, TensorBoard and long tables."""
-    header = list(rows[0])
-    if set(_TENSORBOARD) <= set(header):
-        match = _TENSORBOARD_NAME.fullmatch(file.stem)
-        metric = match["metric"] if match else "Value"
-        run = match["run"] if match else file.stem
-        return [{"step": row["Step"], "run": run, metric: row["Value"]} for row in rows]
-    metric = request.column("metric", ("metric",), header, str(file))
-    value = request.column("value", ("value",), header, str(file))
-    if metric and value:
-        return [
-            {**{k: v for k, v in row.items() if k not in (metric, value)}, str(row[metric]): row[value]} for row in rows
-        ]
-    charts = [name for name in header if " - " in name and not name.endswith(_WANDB_BOUNDS)]
-    if charts:
-        parts = [(name, *name.rsplit(" - ", 1)) for name in charts]
-        step = _step_column(header, file, request)
-        return [{"step": row[step], "run": run, metric: row[name]} for row in rows for name, run, metric in parts]
-    return rows
-
-
-def _step_column(header: list[str], file: Path, request: Request) -> str:
-    step = request.column("step", _STEP_NAMES, header, str(file))
-    if step is None:
-        raise UsageError(
-            f"{file}: no step column ({', '.join(_STEP_NAMES)}); it has {', '.join(header)}: --map step=COLUMN"
-        )
-    return step
-
-
-def _by_run(rows: list[Row], file: Path, request: Request) -> dict[tuple[Any, Any], list[Row]]:
-    """Rows by (mode, seed): from columns, else from the run's or the file's name, else from the request."""
-    header = list(dict.fromkeys(name for row in rows for name in row))
+def _key_of(file: Path, header: list[str], request: Request) -> Callable[[Row], Key]:
+    """Whose row it is: by its columns, else by the run's name in it, else by the file's name."""
     mode, seed, run = (request.column(name, (name,), header, str(file)) for name in ("mode", "seed", "run"))
-    runs: dict[tuple[Any, Any], list[Row]] = {}
-    for row in rows:
-        named = mode_and_seed(str(row[run])) if run and row.get(run) else mode_and_seed(file.stem)
-        found_mode = row.get(mode) if mode else named[0] if named else None
-        found_seed = number(row.get(seed)) if seed else named[1] if named else None
-        runs.setdefault((found_mode, None if found_seed is None else int(found_seed)), []).append(row)
-    return runs
+    of_file = mode_and_seed(file.stem)
+
+    def key(row: Row) -> Key:
+        name = str(row[run]) if run and row.get(run) is not None else None
+        named = mode_and_seed(name) if name else of_file
+        own_mode = row.get(mode) if mode else named[0] if named else None
+        own_seed = whole(row.get(seed)) if seed else named[1] if named else None
+        return Key(None if own_mode is None else str(own_mode), own_seed, name)
+
+    return key
 
 
-def _fill(run: IngestedRun, rows: list[Row], file: Path, request: Request) -> None:
-    header = list(dict.fromkeys(name for row in rows for name in row))
-    step = _step_column(header, file, request)
-    place = f"{file} ({run.name})"
-    if _holds_completions(rows, step, header, request, place):
-        names = {
-            ours: request.column(ours, _ROW_NAMES.get(ours, ()), header, place) for ours in ROW_FIELDS if ours != "step"
-        }
-        fields = {ours: [row.get(column) for row in rows] for ours, column in names.items() if column}
-        fields["step"] = [row.get(step) for row in rows]
-        run.blocks = iter([("rollouts", block(fields, place, request.damage))])
-        return
-    columns = _metric_columns(header, request, place)
-    by_step: dict[int, Row] = {int(row["step"]): row for row in run.logs}
-    for row in rows:
-        at = number(row.get(step))
-        if at is None:
-            request.damage.add(place, f"step {row.get(step)!r} is no number")
+def _kinds(table: Table, request: Request) -> dict[Key, bool]:
+    """The runs of a table, and whether it holds completions of them: texts, or lengths with several rows a step."""
+    texts = request.column("completion", _ROW_NAMES["completion"], table.header, str(table.file))
+    length = request.column("length", _ROW_NAMES["length"], table.header, str(table.file))
+    kinds: dict[Key, bool] = {}
+    steps: dict[Key, set[Any]] = {}
+    for _, row in table.rows():
+        key = table.key(row)
+        if kinds.setdefault(key, texts is not None) or length is None or row.get(length) is None:
             continue
-        values = {ours: value for ours, column in columns.items() if (value := number(row.get(column))) is not None}
-        by_step.setdefault(int(at), {"step": int(at)}).update(values)
-    run.logs = [by_step[at] for at in sorted(by_step)]
+        step, before = str(row.get(table.step)), steps.setdefault(key, set())
+        kinds[key] = step in before
+        before.add(step)
+    return kinds
 
 
-def _holds_completions(rows: list[Row], step: str, header: list[str], request: Request, place: str) -> bool:
-    texts = request.column("completion", _ROW_NAMES["completion"], header, place)
-    lengths = request.column("length", _ROW_NAMES["length"], header, place)
-    steps = [row.get(step) for row in rows if row.get(lengths or "") is not None]
-    return texts is not None or (lengths is not None and len(set(steps)) < len(steps))
+def _blocks(table: Table, key: Key, run: IngestedRun, request: Request) -> Iterator[Block]:
+    place = f"{table.file} ({run.name})"
+    columns = {
+        ours: column
+        for ours in ROW_FIELDS
+        if ours != "step" and (column := request.column(ours, _ROW_NAMES.get(ours, ()), table.header, place))
+    }
+    columns["step"] = table.step
+    own = (
+        (line, [row.get(column) for column in columns.values()]) for line, row in table.rows() if table.key(row) == key
+    )
+    for lines, rows in _batches(own):
+        fields = dict(zip(columns, zip(*rows, strict=True), strict=True))
+        yield "rollouts", block(fields, place, run.damage, lines)
 
 
-def _metric_columns(header: list[str], request: Request, place: str) -> dict[str, str]:
-    """Columns of `steps` -> columns of the table. Raises UsageError where the table holds no metric we know."""
+def _batches(rows: Iterable[tuple[int, list[Any]]]) -> Iterator[tuple[list[int], list[list[Any]]]]:
+    """Line numbers and rows, a few megabytes at a time."""
+    lines: list[int] = []
+    batch: list[list[Any]] = []
+    waiting = 0
+    for line, row in rows:
+        lines.append(line)
+        batch.append(row)
+        waiting += _ROW_BYTES + sum(len(value) for value in row if isinstance(value, str))
+        if waiting >= BLOCK_BYTES:
+            yield lines, batch
+            lines, batch, waiting = [], [], 0
+    if batch:
+        yield lines, batch
+
+
+def _add_curves(table: Table, runs: dict[Key, IngestedRun], request: Request) -> None:
+    """Add the table's metrics to the `logs` of each of the runs."""
+    columns = _metric_columns(table.header, request, str(table.file))
+    by_step = {key: {row["step"]: row for row in run.logs} for key, run in runs.items()}
+    for line, row in table.rows():
+        key = table.key(row)
+        if key not in runs:
+            continue
+        values = {ours: value for ours, names in columns.items() if (value := _first(ours, names, row)) is not None}
+        at = whole(row.get(table.step))
+        if at is not None and values:
+            by_step[key].setdefault(at, {"step": at}).update(values)
+        elif values:  # a row that W&B logged of something else has neither
+            runs[key].damage.add(f"{table.file}, line {line}", f"step {row.get(table.step)!r} is no number")
+    for key, run in runs.items():
+        run.logs = [by_step[key][at] for at in sorted(by_step[key])]
+
+
+def _first(ours: str, names: list[str], row: Row) -> float | None:
+    return next((value for name in names if (value := metric(ours, row.get(name))) is not None), None)
+
+
+def _metric_columns(header: list[str], request: Request, place: str) -> dict[str, list[str]]:
+    """Columns of `steps` -> columns of the table, best first. Raises UsageError where it has no metric we know."""
     columns = {}
     for ours in STEP_FIELDS:
         if ours == "step":
             continue
         usual = [ours, *STEP_KEYS.get(ours, ()), *VERL_STEP_KEYS.get(ours, ())]
-        usual += [f"train/{name}" for name in usual] + [f"train_{name.replace('/', '_')}" for name in usual]
-        asked = "length" if ours == "length_mean" and "length" in request.columns else ours
-        column = request.column(asked, [*usual, "length"] if ours == "length_mean" else usual, header, place)
-        if column:
-            columns[ours] = column
+        usual += [f"train/{name}" for name in usual]
+        usual += [name.replace("/", "_") for name in usual]  # as TensorBoard names the files it exports
+        asked = "length" if ours == "length_mean" and ours not in request.columns else ours
+        known = [name for name in dict.fromkeys([*usual, asked]) if name in header]
+        mapped = request.column(asked, (), header, place)
+        if mapped or known:
+            columns[ours] = [mapped] if mapped else known
     if not columns:
-        raise UsageError(
-            f"{place}: no column that lossbench knows; it has {', '.join(header)}: --map reward_mean=COLUMN, ..."
-        )
+        has = one_line(", ".join(header), 500)
+        raise UsageError(f"{place}: no column that lossbench knows; it has {has}: --map reward_mean=COLUMN, ...")
     return columns
 
 

@@ -1,7 +1,10 @@
-"""What the logs of TRL's and ms-swift's trainers have in common: metric names, reward columns, repeated tables."""
+"""What the logs of TRL's and ms-swift's trainers have in common: metric names, rewards, repeated tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from lossbench.store.ingest.base import Request, number, whole
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("reward",),
@@ -20,9 +23,22 @@ STEP_KEYS: dict[str, tuple[str, ...]] = {
 """Columns of `steps` -> the keys of TRL's GRPOTrainer (0.14 to 1.16) and ms-swift's (3 and 4), newest first."""
 
 CORRECT_COLUMNS = ("correct", "accuracy", "accuracy_reward", "Accuracy", "MathAccuracy")
+_VERDICTS = ("correct", "accuracy", "Accuracy")  # of those, the ones that need not be a reward function
 _NOT_REWARDS = {
     "step", "gen_step", "prompt", "completion", "advantage", "advantages", "entropy", "image", "images", "num_turns",
 }  # fmt: skip
+
+
+def evaluated_steps(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> set[int]:
+    """Steps (from pairs of step and log row) after which the trainer evaluated."""
+    return {step for step, row in logs if any(str(key).startswith("eval_") for key in row)}
+
+
+def rewards_by_step(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, float]:
+    """Logged mean rewards of those steps that were logged alone, not as the mean over several steps."""
+    rows = dict(logs)
+    alone = {step: number(row.get("reward")) for step, row in rows.items() if step == 1 or step - 1 in rows}
+    return {step: reward for step, reward in alone.items() if reward is not None}
 
 
 def reward_names(logs: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -36,18 +52,61 @@ def reward_names(logs: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(names)
 
 
-def reward_columns(columns: Mapping[str, Sequence[Any]], known: Sequence[str], mapped: str | None) -> list[str]:
-    """The columns whose sum is the reward.
+@dataclass
+class Rewards:
+    """The reward functions of a run: their names in its log, and their weights where a file holds them.
 
-    The mapped one; else `reward`; else those that the step logs name; else every column of numbers that is nothing
-    else.
+    `weights` are in the order of the table's columns; none at all (`()`) are known to be 1 each, None is not known.
+    `notes` takes what the user should know of how the reward was made.
     """
-    if mapped is not None:
-        return [mapped]
-    if "reward" in columns:
-        return ["reward"]
-    named = [name for name in known if name in columns]
-    return named or [name for name, values in columns.items() if name not in _NOT_REWARDS and _numeric(values)]
+
+    names: Sequence[str]
+    weights: Sequence[float] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, columns: Mapping[str, Sequence[Any]], request: Request, place: str) -> list[float | None] | None:
+        """The reward of each row of a table, None where it has no column of rewards.
+
+        It is the mapped column; else the sum of those that the log names; else `reward`; else the sum of every column
+        of numbers that is nothing else.
+        """
+        mapped = request.column("reward", (), columns, place)
+        if mapped is not None:
+            return summed(columns, {mapped: 1.0})
+        named = [name for name in columns if name in self.names]
+        if not named and "reward" in columns:
+            return summed(columns, {"reward": 1.0})
+        summands = named or _numeric_columns(columns, request)
+        if not summands:
+            return None
+        weights, doubt = self._weights(len(summands))
+        if not named:
+            doubt = "no log of the steps names the reward functions (--map reward=COLUMN)"
+        kind = "the plain sum of " if set(weights) == {1.0} else "the weighted sum of "
+        note = f"reward is {kind if len(summands) > 1 else ''}{', '.join(summands)}: {doubt}"
+        if doubt and note not in self.notes:
+            self.notes.append(note)
+        return summed(columns, dict(zip(summands, weights, strict=True)))
+
+    def _weights(self, functions: int) -> tuple[Sequence[float], str]:
+        """A weight for each function, and why they may be wrong."""
+        plain = [1.0] * functions
+        if self.weights is None:
+            return plain, "the log does not hold their weights" if functions > 1 else ""
+        if self.weights and len(self.weights) != functions:
+            return plain, f"the arguments hold {len(self.weights)} reward weights for {functions} columns"
+        return self.weights or plain, ""
+
+
+def _numeric_columns(columns: Mapping[str, Sequence[Any]], request: Request) -> list[str]:
+    """The columns that can only be reward functions: numbers, and no field of ours.
+
+    A verdict counts where there is no other: these trainers write a column for every reward function, so one is.
+    """
+    others = _NOT_REWARDS | {column for ours, column in request.columns.items() if ours != "correct"}
+    numeric = [name for name, values in columns.items() if name not in others and _numeric(values)]
+    verdicts = {*_VERDICTS, request.columns.get("correct")}
+    return [name for name in numeric if name not in verdicts] or numeric
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -55,11 +114,12 @@ def _numeric(values: Sequence[Any]) -> bool:
     return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
 
 
-def summed(columns: Mapping[str, Sequence[Any]], names: Sequence[str]) -> list[float | None]:
-    """Row by row sum of the named columns; nulls and NaN are left out, a row of nothing else is null."""
+def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
+    """Row by row weighted sum of columns; nulls and NaN are left out, a row of nothing else is null."""
     totals: list[float | None] = []
-    for values in zip(*(columns[name] for name in names), strict=True):
-        present = [float(value) for value in values if value is not None and value == value]
+    for values in zip(*(columns[name] for name in weights), strict=True):
+        parts = zip(map(number, values), weights.values(), strict=True)
+        present = [weight * value for value, weight in parts if value is not None]
         totals.append(sum(present) if present else None)
     return totals
 
@@ -70,13 +130,18 @@ def message_text(value: Any) -> str | None:
     >>> message_text([{"role": "user", "content": "What is 1 + 1?"}])
     'What is 1 + 1?'
     """
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return message_text(value.get("content", value.get("text")))
-    if isinstance(value, Sequence):
-        return "\n".join(text for part in value if (text := message_text(part)))
-    return str(value)
+    texts, waiting = [], [value]
+    while waiting:  # not by recursion: how deep a logged value goes is not ours to say
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting.append(part.get("content", part.get("text")))
+        elif isinstance(part, Sequence) and not isinstance(part, str):
+            waiting.extend(reversed(part))
+        elif part is not None:
+            texts.append(str(part))
+    if not texts and (value is None or isinstance(value, Mapping)):
+        return None
+    return "\n".join(filter(None, texts))
 
 
 class RepeatedTable:
@@ -84,11 +149,44 @@ class RepeatedTable:
 
     def __init__(self) -> None:
         """No table seen yet."""
-        self._last: int | None = None
+        self._last: list[int] = []
 
-    def __call__(self, *columns: Sequence[Any]) -> bool:
-        """Whether the columns equal those of the call before."""
-        digest = hash(tuple(tuple(map(str, column)) for column in columns))
-        repeated = digest == self._last
-        self._last = digest
-        return repeated
+    def known_rows(self, *columns: Sequence[Any]) -> int:
+        """How many rows of this table are the whole of the one before, at its beginning; 0 where it is another."""
+        rows = [hash(tuple(map(str, row))) for row in zip(*columns, strict=True)]
+        known = len(self._last) if rows[: len(self._last)] == self._last else 0
+        self._last = rows
+        return known
+
+
+class TrainingTables:
+    """Tells the new rows of training from what else stands in a file of tables, read in order.
+
+    Rows logged before are not new: a table may repeat the one before, or begin with it and go on. A table that begins
+    afresh at a step that has one already is no training's, nor is one of a step that was evaluated and not trained.
+    """
+
+    def __init__(self, only_evaluated: set[int]) -> None:
+        """`only_evaluated`: steps at which the trainer logged an evaluation and no training."""
+        self.left_out: set[int] = set()
+        self._only_evaluated = only_evaluated
+        self._repeated = RepeatedTable()
+        self._steps: set[int] = set()
+        self._training, self._first = True, None  # of the table that goes on: whether it is read, and at which step
+
+    def new_rows(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]] | None:
+        """The columns (step and completion among them) without the rows known already; None where no row is new."""
+        steps = {step for value in columns["step"] if (step := whole(value)) is not None}
+        compared = [columns[name] for name in ("prompt", "completion") if name in columns]
+        known, rows = self._repeated.known_rows(*compared), len(columns["completion"])
+        if known == 0 and rows:
+            self._training = not steps & self._steps and not (steps and steps <= self._only_evaluated)
+            self._first = columns["step"][0]
+            self.left_out |= set() if self._training else steps
+        self._steps |= steps
+        if known == rows or not self._training:
+            return None
+        if known == 0:
+            return columns
+        rest = {name: values[known:] for name, values in columns.items()}
+        return {**rest, "step": [self._first] * (rows - known)}  # one generation, at the step that it began with

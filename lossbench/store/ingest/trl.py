@@ -3,7 +3,8 @@
 Written against TRL 1.16 (`GRPOTrainer.log`); the completions hold step, prompt, completion, one column per reward
 function, extra columns of the user, and advantage. Prompts and completions are text, or lists of messages. A file
 holds the latest generation, so the same one is written again at each optimizer step that uses it: it is read once, at
-the first.
+the first. An evaluation writes the file of its step once more, with its own completions among or instead of the
+training's: that file is left out.
 """
 
 import json
@@ -16,16 +17,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log, run_folders
+from lossbench.store.ingest.base import (
+    Block,
+    Format,
+    IngestedRun,
+    Request,
+    listed,
+    mode_and_seed,
+    number,
+    renamed_log,
+    run_folders,
+    whole,
+)
 from lossbench.store.ingest.blocks import block
+from lossbench.store.ingest.jsonl import UNREADABLE
 from lossbench.store.ingest.trainer_logs import (
     CORRECT_COLUMNS,
     STEP_KEYS,
     RepeatedTable,
+    Rewards,
+    evaluated_steps,
     message_text,
-    reward_columns,
     reward_names,
-    summed,
+    rewards_by_step,
 )
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
@@ -74,59 +88,106 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
 
 
 def _run(folder: Path, request: Request) -> IngestedRun:
-    state_file = _state_file(folder)
-    state = _state(state_file, request) if state_file else {}
-    history = [row for row in state.get("log_history", []) if "step" in row and ("loss" in row or "reward" in row)]
     name = folder.stem if folder.is_file() else folder.name
     named = mode_and_seed(name)
     run = IngestedRun(folder, name, mode=named[0] if named else None, seed=named[1] if named else None)
-    run.logs = [renamed_log(row, int(row["step"]), STEP_KEYS, request.columns) for row in history]
-    run.steps_planned = state.get("max_steps")
-    if (state.get("logging_steps") or 1) > 1:
-        run.notes.append(f"step metrics are means over {state['logging_steps']:g} steps (logging_steps)")
-    run.blocks = _blocks(_completion_files(folder), reward_names(history), run, request)
+    request = request.part()
+    run.damage = request.damage
+    state_file = _state_file(folder)
+    state = _state(state_file, request) if state_file else {}
+    rows = _history(state)
+    history = [(step, row) for step, row in rows if "loss" in row or "reward" in row]
+    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in history]
+    run.logged_rewards = rewards_by_step(history)
+    run.steps_planned = whole(state.get("max_steps"))
+    if (every := number(state.get("logging_steps")) or 1) > 1:
+        run.notes.append(f"step metrics are means over {every:g} steps (logging_steps)")
+    files = _completion_files(folder)
+    alone = _state_beside(folder)
+    saved = _state(alone, request) if alone else state
+    if files and not saved:
+        run.notes.append(
+            f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
+        )
+    run.blocks = _blocks(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
     return run
 
 
 def _state(file: Path, request: Request) -> dict[str, Any]:
     try:
         state = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         request.damage.add(str(file), f"not valid JSON ({error})")
         return {}
     return state if isinstance(state, dict) else {}
 
 
-def _blocks(files: list[Path], rewards: list[str], run: IngestedRun, request: Request) -> Iterator[Block]:
-    repeated = RepeatedTable()
+def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """(step, row) of the trainer's log, in its order."""
+    history = state.get("log_history")
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    return [(step, row) for row in rows if (step := whole(row.get("step"))) is not None]
+
+
+def _state_beside(file: Path) -> Path | None:
+    """The trainer state that belongs to a completions file named alone."""
+    folders = (file.parent, file.parent.parent) if _COMPLETIONS.fullmatch(file.name) else ()
+    return next((state for folder in folders if (state := _state_file(folder))), None)
+
+
+def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
+    """Steps whose completions file an evaluation wrote again.
+
+    A state is saved with a checkpoint, so a run that was killed evaluated after its last one too: by the same period.
+    """
+    steps = evaluated_steps(_history(state))
+    period, last = whole(state.get("eval_steps")), whole(state.get("global_step"))
+    if steps and last is not None and period and all(step % period == 0 for step in steps):
+        steps |= {step for step in map(_step_of, files) if step > last and step % period == 0}
+    return steps
+
+
+def _blocks(
+    files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request
+) -> Iterator[Block]:
+    repeated, rewards, left_out = RepeatedTable(), Rewards(names, notes=run.notes), []
     for file in files:
-        try:
-            columns = pq.read_table(file).to_pydict()
-        except (pa.ArrowException, OSError) as error:
-            request.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
+        columns = _columns(file, request)
+        if columns is None:
             continue
-        if not columns.get("step") or "completion" not in columns:
-            request.damage.add(str(file), "has no rows, or no columns step and completion")
-            continue
-        if not repeated(columns["prompt"], columns["completion"], columns.get("advantage", ())):
-            yield "rollouts", block(_fields(columns, rewards, run, str(file), request), str(file), request.damage)
+        compared = [columns[name] for name in ("prompt", "completion", "advantage") if name in columns]
+        known = repeated.known_rows(*compared)  # an evaluation's rows are written again too, until new ones are drawn
+        if _step_of(file) in evaluated:
+            left_out.append(_step_of(file))
+        elif known < len(columns["completion"]):
+            yield "rollouts", block(_fields(columns, rewards, str(file), request), str(file), request.damage)
+    if left_out:
+        run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 
 
-def _fields(
-    columns: dict[str, list[Any]], rewards: list[str], run: IngestedRun, place: str, request: Request
-) -> dict[str, list[Any]]:
-    mapped = request.column("reward", (), columns, place)
-    summands = reward_columns(columns, rewards, mapped)
-    note = f"reward is the plain sum of {', '.join(summands)}: the log does not hold their weights"
-    if len(summands) > 1 and note not in run.notes:
-        run.notes.append(note)
-    fields = {
-        "step": columns["step"],
-        "prompt": [message_text(value) for value in columns["prompt"]],
-        "completion": [message_text(value) for value in columns["completion"]],
-    }
-    if summands:
-        fields["reward"] = summed(columns, summands)
+def _columns(file: Path, request: Request) -> dict[str, list[Any]] | None:
+    """The columns of a completions file, with `step` and `completion` under these names; None where it is damaged."""
+    try:
+        columns = pq.read_table(file).to_pydict()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        request.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
+        return None
+    for name in ("step", "prompt", "completion"):
+        column = request.column(name, (name,), columns, str(file))
+        if column:
+            columns[name] = columns[column]
+    if not columns.get("step") or "completion" not in columns:
+        request.damage.add(str(file), "has no rows, or no columns step and completion")
+        return None
+    return columns
+
+
+def _fields(columns: dict[str, list[Any]], rewards: Rewards, place: str, request: Request) -> dict[str, list[Any]]:
+    fields = {"step": columns["step"]}
+    fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
+    reward = rewards.of(columns, request, place)
+    if reward is not None:
+        fields["reward"] = reward
     usual = {"correct": CORRECT_COLUMNS, "advantage": ("advantage", "advantages")}
     for name in ("correct", "advantage", "length", "terminated", "group"):
         column = request.column(name, usual.get(name, ()), columns, place)

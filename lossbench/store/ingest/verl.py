@@ -14,7 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lossbench.store.ingest.base import Block, Format, IngestedRun, Request, mode_and_seed, renamed_log, run_folders
+from lossbench.store.ingest.base import (
+    Block,
+    Format,
+    IngestedRun,
+    Request,
+    mode_and_seed,
+    renamed_log,
+    run_folders,
+    whole,
+)
 from lossbench.store.ingest.jsonl import first_record, records, tables
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
@@ -41,10 +50,11 @@ _USUAL = {
     "terminated": (),
 }
 _TEXT = ("prompt", "completion", "group")
+_FLAGS = ("correct", "terminated")
 _DUMP_KEYS = {"input", "output", "score"}
 _DUMP_NAME = re.compile(r"\d+\.jsonl")
-_DUMP_FOLDER = re.compile(r"(rollout|train|val|eval)", re.IGNORECASE)
-_VALIDATION = re.compile(r"val|eval", re.IGNORECASE)
+_VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation)(?![a-z])", re.IGNORECASE)
+_ROLLOUT = re.compile(r"(?<![a-z])(rollout|train)", re.IGNORECASE)
 _SESSION = r"_\d+_\d+$"
 
 
@@ -52,9 +62,9 @@ def found(path: Path) -> str | None:
     """What makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
     if path.is_file():
         return path.name if path.suffix == ".jsonl" and (_is_dump(path) or _is_metrics(path)) else None
-    dumps = _dumps(path)
-    if dumps and _is_dump(dumps[0]):
-        return str(dumps[0].relative_to(path))
+    dump = next((file for file in _dumps(path) if _is_dump(file)), None)
+    if dump is not None:
+        return str(dump.relative_to(path))
     return next((file.name for file in sorted(path.glob("*.jsonl")) if _is_metrics(file)), None)
 
 
@@ -70,9 +80,15 @@ def _is_metrics(file: Path) -> bool:
 def _dumps(path: Path) -> list[Path]:
     if path.is_file():
         return [path] if _is_dump(path) else []
-    folders = [path, *(f for f in sorted(path.iterdir()) if f.is_dir() and _DUMP_FOLDER.search(f.name))]
+    folders = [path, *(folder for folder in sorted(path.iterdir()) if _holds_dumps_of_parent(folder))]
     files = [file for folder in folders for file in folder.iterdir() if _DUMP_NAME.fullmatch(file.name)]
     return sorted(files, key=lambda file: (int(file.stem), str(file)))
+
+
+def _holds_dumps_of_parent(folder: Path) -> bool:
+    """Whether a folder is named for what its run dumped there; one named for a mode and a seed is a run itself."""
+    named = _ROLLOUT.search(folder.name) or _VALIDATION.search(folder.name)
+    return folder.is_dir() and named is not None and mode_and_seed(folder.name) is None
 
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
@@ -85,19 +101,21 @@ def _run(path: Path, request: Request) -> IngestedRun:
     name = path.stem if path.is_file() else path.name
     named = mode_and_seed(name)
     run = IngestedRun(path, name, mode=named[0] if named else None, seed=named[1] if named else None)
+    request = request.part()
+    run.damage = request.damage
     for file in [path] if path.is_file() else sorted(path.glob("*.jsonl")):
         if _is_metrics(file):
             for _, row in records(file, request.damage):
-                data = row.get("data")
-                if isinstance(data, dict) and isinstance(row.get("step"), int):
-                    run.logs.append(renamed_log(data, row["step"], STEP_KEYS, request.columns))
+                data, step = row.get("data"), whole(row.get("step"))
+                if isinstance(data, dict) and step is not None:
+                    run.logs.append(renamed_log(data, step, STEP_KEYS, request))
     run.blocks = _blocks(_dumps(path), request)
     return run
 
 
 def _blocks(files: list[Path], request: Request) -> Iterator[Block]:
     for file in files:
-        first = first_record(file)
+        first = first_record(file, most=None)
         if first is None:
             request.damage.add(str(file), "holds no JSON object")
             continue
@@ -106,8 +124,11 @@ def _blocks(files: list[Path], request: Request) -> Iterator[Block]:
             for ours, usual in _USUAL.items()
             if (column := request.column(ours, usual, first, f"{file}, line 1")) is not None
         }
+        if not columns.keys() & {"completion", "reward", "length"}:
+            request.damage.add(str(file), "holds no completions")
+            continue
         kinds = {column: _kind(ours, first[column]) for ours, column in columns.items()}
-        step = int(file.stem) if file.stem.isdigit() else None
+        step = whole(file.stem) if file.stem.isdecimal() else None
         split = "evals" if _VALIDATION.search(file.parent.name) else "rollouts"
         for table in tables(file, kinds, request.damage):
             yield split, _fields(table, columns, step, file, request)
@@ -116,7 +137,7 @@ def _blocks(files: list[Path], request: Request) -> Iterator[Block]:
 def _kind(ours: str, value: Any) -> pa.DataType:
     if ours in _TEXT:
         return pa.string()
-    return pa.bool_() if isinstance(value, bool) else pa.float64()
+    return pa.bool_() if ours in _FLAGS and isinstance(value, bool) else pa.float64()
 
 
 def _fields(table: pa.Table, columns: dict[str, str], step: int | None, file: Path, request: Request) -> pa.Table:
@@ -129,12 +150,11 @@ def _fields(table: pa.Table, columns: dict[str, str], step: int | None, file: Pa
     steps = fields["step"] if "step" in fields else pa.chunked_array([pa.nulls(table.num_rows, pa.float64())])
     if step is not None:
         steps = steps.fill_null(float(step))
-    result = pa.table({**fields, "step": steps})
-    known = result["step"].is_valid()
-    for _ in range(steps.null_count):
+    checked = pa.array([whole(value) for value in steps.to_pylist()], pa.int64())
+    result = pa.table({**fields, "step": checked})
+    for _ in range(checked.null_count):
         request.damage.add(str(file), "a row without a step")
-    result = result.filter(known) if steps.null_count else result
-    return result.set_column(result.column_names.index("step"), "step", result["step"].cast(pa.int64(), safe=False))
+    return result.filter(checked.is_valid()) if checked.null_count else result
 
 
 FORMAT = Format("verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics", found, read)
