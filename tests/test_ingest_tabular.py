@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 from ingest_kit import lines, notes, read, refusal, written
 
+from lossbench.store.ingest import table_rows
 from lossbench.store.ingest.base import Request
 from lossbench.store.ingest.folder import ingest
+from lossbench.store.ingest.jsonl import records
 from lossbench.store.ingest.sink import Reading
 from lossbench.store.read import load
 
@@ -182,6 +184,23 @@ def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monke
     pd.testing.assert_frame_equal(whole.table("rollouts"), pieces.table("rollouts"))
     pd.testing.assert_frame_equal(whole.steps, pieces.steps)
     assert whole.rollouts["sample"].tolist() == [0, 1, 2] * 16
+
+
+def test_completions_of_one_run_are_read_once(tmp_path, monkeypatch):
+    rows = [{"step": 1 + i // 4, "group": i // 4, "completion": f"x{i}", "reward": i % 2} for i in range(400)]
+    rows = [{**row, "advantage": 0.5} if i >= 300 else row for i, row in enumerate(rows)]  # a column that begins late
+    path = written(tmp_path / "grpo-s0.jsonl", lines(*rows[:350]) + "torn\n" + lines(*rows[350:]))
+    opened: list[int] = []
+    monkeypatch.setattr(table_rows, "records", lambda *args: opened.append(1) or records(*args))
+    result = read(path, tmp_path / "out", kind="csv", mode=None, seed=None)
+    # twice for its first rows, and then as a whole
+    assert len(opened) == 3
+    assert result.damage.count == 1 and "line 351" in result.damage.examples[0]
+    found = load(tmp_path / "out").rollouts
+    assert len(found) == 400 and found["advantage"].notna().sum() == 100
+    mixed = lines(*rows[:300], *({**row, "mode": "dapo"} for row in rows[300:]))
+    assert "column mode begins after row 200" in refusal(written(path, mixed), tmp_path / "late", kind="csv")
+    assert not (tmp_path / "late").exists()
 
 
 def test_a_step_column_can_be_named_for_every_shape(tmp_path):

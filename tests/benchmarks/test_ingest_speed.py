@@ -56,14 +56,15 @@ def fastest(*calls, repeats=8):
 
 
 @pytest.mark.benchmark
-def test_speed_against_pandas(tmp_path, capsys):
+@pytest.mark.parametrize("kind", ["verl", "csv"])
+def test_speed_against_pandas(kind, tmp_path, capsys):
     log = write_log(tmp_path / "log.jsonl", 50 * MEGABYTE)
     plain_s, ours_s = fastest(
         lambda: pd.read_json(log, lines=True),
-        lambda: ingest(log, tmp_path / "out", "verl", Request(mode="grpo", seed=0), Reading()),
+        lambda: ingest(log, tmp_path / "out", kind, Request(mode="grpo", seed=0), Reading()),
     )
     with capsys.disabled():
-        print(f"\ningest {ours_s:.2f} s, pandas.read_json {plain_s:.2f} s, ratio {ours_s / plain_s:.2f}")
+        print(f"\n{kind}: ingest {ours_s:.2f} s, pandas.read_json {plain_s:.2f} s, ratio {ours_s / plain_s:.2f}")
     assert ours_s <= 1.5 * plain_s
 
 

@@ -7,13 +7,14 @@ named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...
 needs no columns mode and seed. A table with a column of completions or lengths that has several rows per step holds
 completions, not curves.
 
-Completions are never in memory as a whole: a file is read once for its header and damaged lines, once for whose rows
-it holds where rows say so, and once more for the rows of each run. Curves are small.
+Completions are never in memory as a whole. A file whose first rows show completions of one run is read once, as its
+blocks are taken; any other once for its header and damaged lines, once for whose rows it holds, and once more for the
+completions of each run. Curves are small.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from lossbench.store.ingest.base import (
 )
 from lossbench.store.ingest.blocks import block
 from lossbench.store.ingest.jsonl import BLOCK_BYTES
-from lossbench.store.ingest.table_rows import TENSORBOARD_NAME, Numbered, Row, raw_rows, step_column, tidier
+from lossbench.store.ingest.table_rows import STEP_NAMES, TENSORBOARD_NAME, Numbered, Row, raw_rows, step_column, tidier
 from lossbench.store.ingest.trainer_logs import STEP_KEYS
 from lossbench.store.ingest.verl import STEP_KEYS as VERL_STEP_KEYS
 
@@ -47,7 +48,9 @@ _ROW_NAMES = {
     "terminated": ("terminated",),
     "group": ("group", "uid"),
 }
+_AXES = ("mode", "seed", "run")
 _ROW_BYTES = 200  # of a row beside its text, about
+_FIRST_ROWS = 200  # that say whether a file holds completions of one run
 
 
 class Key(NamedTuple):
@@ -60,17 +63,18 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A file that was looked through once: its columns, and what says whose row it is."""
+    """A file that was looked into: its columns, and what says whose row it is. `only` where all rows are one run's."""
 
     file: Path
     header: list[str]
     step: str
     tidied: Callable[[Row], list[Row]]
     key: Callable[[Row], Key]
+    only: Key | None
 
-    def rows(self) -> Iterator[Numbered]:
-        """Its rows in wide form; damaged lines were counted when the file was looked through."""
-        return ((number, row) for number, raw in raw_rows(self.file, Damage()) for row in self.tidied(raw))
+    def rows(self, damage: Damage) -> Iterator[Numbered]:
+        """Its rows in wide form."""
+        return ((number, row) for number, raw in raw_rows(self.file, damage) for row in self.tidied(raw))
 
 
 def found(path: Path) -> str | None:
@@ -95,6 +99,10 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """One run per mode, seed and run name that the tables at `path` tell apart."""
     runs: dict[Key, IngestedRun] = {}
     for file in _tables(path):
+        if (table := _completions_of_one_run(file, request)) is not None and table.only is not None:
+            run = _run_of(table.only, runs, file, path, request)
+            run.blocks = chain(run.blocks, _blocks(table, table.only, run, request, run.damage))
+            continue
         damage = request.damage.part()
         table = _table(file, damage, request)
         if table is None:
@@ -102,37 +110,52 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
             continue
         kinds = _kinds(table, request)
         for key in kinds:
-            if key not in runs:
-                name = key.run or (file.stem if key.mode is None else f"{key.mode}-s{key.seed}")
-                runs[key] = IngestedRun(
-                    path, one_line(name), mode=key.mode, seed=key.seed, damage=request.damage.part()
-                )
-            runs[key].damage.share(damage)
+            _run_of(key, runs, file, path, request).damage.share(damage)
         curves = {key: runs[key] for key, completions in kinds.items() if not completions}
         if curves:
             _add_curves(table, curves, request)
         for key in kinds.keys() - curves.keys():
-            runs[key].blocks = chain(runs[key].blocks, _blocks(table, key, runs[key], request))
+            blocks = _blocks(table, key, runs[key], request, Damage())  # its lines' damage is counted already
+            runs[key].blocks = chain(runs[key].blocks, blocks)
     yield from runs.values()
 
 
-def _table(file: Path, damage: Damage, request: Request) -> Table | None:
-    """The table in a file, None where it holds no row."""
+def _run_of(key: Key, runs: dict[Key, IngestedRun], file: Path, source: Path, request: Request) -> IngestedRun:
+    if key not in runs:
+        name = one_line(key.run or (file.stem if key.mode is None else f"{key.mode}-s{key.seed}"))
+        runs[key] = IngestedRun(source, name, mode=key.mode, seed=key.seed, damage=request.damage.part())
+    return runs[key]
+
+
+def _completions_of_one_run(file: Path, request: Request) -> Table | None:
+    """The table in a file, where its first rows show that it holds completions of one run; else None."""
+    header = {name for _, raw in islice(raw_rows(file, Damage()), _FIRST_ROWS) for name in raw}
+    text = request.columns.get("completion")
+    is_known = text in header if text else any(name in header for name in _ROW_NAMES["completion"])
+    if not is_known or not header.issuperset(request.columns.values()) or not header.intersection(STEP_NAMES):
+        return None
+    table = _table(file, Damage(), request, _FIRST_ROWS)
+    return table if table is not None and table.only is not None else None
+
+
+def _table(file: Path, damage: Damage, request: Request, rows: int | None = None) -> Table | None:
+    """The table in a file, None where it holds no row; by its first `rows` alone where they are given."""
     tidied: Callable[[Row], list[Row]] | None = None
     header: dict[str, None] = {}
-    for _, raw in raw_rows(file, damage):
+    for _, raw in islice(raw_rows(file, damage), rows):
         tidied = tidied or tidier(file, list(raw), request)
         for row in tidied(raw):
             header.update(dict.fromkeys(row))
     if tidied is None:
         return None
     columns = list(header)
-    return Table(file, columns, step_column(columns, file, request), tidied, _key_of(file, columns, request))
+    key, only = _key_of(file, columns, request)
+    return Table(file, columns, step_column(columns, file, request), tidied, key, only)
 
 
-def _key_of(file: Path, header: list[str], request: Request) -> Callable[[Row], Key]:
-    """Whose row it is: by its columns, else by the run's name in it, else by the file's name."""
-    mode, seed, run = (request.column(name, (name,), header, str(file)) for name in ("mode", "seed", "run"))
+def _key_of(file: Path, header: list[str], request: Request) -> tuple[Callable[[Row], Key], Key | None]:
+    """Whose row it is: by its columns, else by the run's name in it, else by the file's name; and whose all are."""
+    mode, seed, run = (request.column(name, (name,), header, str(file)) for name in _AXES)
     of_file = mode_and_seed(file.stem)
 
     def key(row: Row) -> Key:
@@ -142,7 +165,7 @@ def _key_of(file: Path, header: list[str], request: Request) -> Callable[[Row], 
         own_seed = whole(row.get(seed)) if seed else named[1] if named else None
         return Key(None if own_mode is None else str(own_mode), own_seed, name)
 
-    return key
+    return key, None if mode or seed or run else key({})
 
 
 def _kinds(table: Table, request: Request) -> dict[Key, bool]:
@@ -151,7 +174,7 @@ def _kinds(table: Table, request: Request) -> dict[Key, bool]:
     length = request.column("length", _ROW_NAMES["length"], table.header, str(table.file))
     kinds: dict[Key, bool] = {}
     steps: dict[Key, set[Any]] = {}
-    for _, row in table.rows():
+    for _, row in table.rows(Damage()):
         key = table.key(row)
         if kinds.setdefault(key, texts is not None) or length is None or row.get(length) is None:
             continue
@@ -161,31 +184,34 @@ def _kinds(table: Table, request: Request) -> dict[Key, bool]:
     return kinds
 
 
-def _blocks(table: Table, key: Key, run: IngestedRun, request: Request) -> Iterator[Block]:
+def _blocks(table: Table, key: Key, run: IngestedRun, request: Request, damage: Damage) -> Iterator[Block]:
+    """The completions of one run; damaged lines are counted in `damage`, rows without a step in the run's."""
     place = f"{table.file} ({run.name})"
-    columns = {
-        ours: column
-        for ours in ROW_FIELDS
-        if ours != "step" and (column := request.column(ours, _ROW_NAMES.get(ours, ()), table.header, place))
-    }
-    columns["step"] = table.step
-    own = (
-        (line, [row.get(column) for column in columns.values()]) for line, row in table.rows() if table.key(row) == key
-    )
+    header = dict.fromkeys(table.header)
+    own = ((line, row) for line, row in table.rows(damage) if table.only is not None or table.key(row) == key)
     for lines, rows in _batches(own):
-        fields = dict(zip(columns, zip(*rows, strict=True), strict=True))
-        yield "rollouts", block(fields, place, run.damage, lines)
+        for row in rows:  # a column may begin late
+            header.update(dict.fromkeys(row))
+        if table.only is not None and (late := [name for name in _AXES if name in header]):
+            raise UsageError(f"{place}: column {late[0]} begins after row {_FIRST_ROWS}: give every row one, or none")
+        fields = {
+            ours: [row.get(column) for row in rows]
+            for ours in ROW_FIELDS
+            if ours != "step" and (column := request.column(ours, _ROW_NAMES.get(ours, ()), header, place))
+        }
+        steps = [row.get(table.step) for row in rows]
+        yield "rollouts", block({**fields, "step": steps}, place, run.damage, lines)
 
 
-def _batches(rows: Iterable[tuple[int, list[Any]]]) -> Iterator[tuple[list[int], list[list[Any]]]]:
+def _batches(rows: Iterable[Numbered]) -> Iterator[tuple[list[int], list[Row]]]:
     """Line numbers and rows, a few megabytes at a time."""
     lines: list[int] = []
-    batch: list[list[Any]] = []
+    batch: list[Row] = []
     waiting = 0
     for line, row in rows:
         lines.append(line)
         batch.append(row)
-        waiting += _ROW_BYTES + sum(len(value) for value in row if isinstance(value, str))
+        waiting += _ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, str))
         if waiting >= BLOCK_BYTES:
             yield lines, batch
             lines, batch, waiting = [], [], 0
@@ -197,7 +223,7 @@ def _add_curves(table: Table, runs: dict[Key, IngestedRun], request: Request) ->
     """Add the table's metrics to the `logs` of each of the runs."""
     columns = _metric_columns(table.header, request, str(table.file))
     by_step = {key: {row["step"]: row for row in run.logs} for key, run in runs.items()}
-    for line, row in table.rows():
+    for line, row in table.rows(Damage()):
         key = table.key(row)
         if key not in runs:
             continue
