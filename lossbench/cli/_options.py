@@ -1,5 +1,6 @@
 """The options of `sweep`, as types: the command's signature then reads as a list of what it takes."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,6 +121,23 @@ class Launch:
     dry_run: bool = False
     format: str = "table"
     quiet: bool = False
+
+
+TaskSetOption = Annotated[list[str] | None, Option("--set", help="PARAMETER=VALUE of the task; repeatable.")]
+
+
+def task_params(settings: list[str]) -> dict[str, Any]:
+    """A task's parameters from `PARAMETER=VALUE` each; values are JSON where they can be, else text. UsageError."""
+    params: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--set '{setting}'; valid: PARAMETER=VALUE, such as digits=2")
+        try:
+            params[key] = json.loads(text)
+        except json.JSONDecodeError:
+            params[key] = text
+    return params
 
 
 def dataset_task(dataset: str | None, verifier: str | None, task: str | None) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def probe(
         str | None, typer.Option(help="Prompts and answers of this file, as the task.", rich_help_panel=POLICY)
     ] = None,
     verifier: o.VerifierOption = None,
+    settings: o.TaskSetOption = None,
     batches: Annotated[int, typer.Option(help="Pairs of batches.", rich_help_panel=TRAINING)] = 40,
     completions: Annotated[int, typer.Option(help="Completions per batch.", rich_help_panel=TRAINING)] = 128,
     num_generations: Annotated[int, typer.Option(help="Completions per prompt.", rich_help_panel=TRAINING)] = 8,
@@ -101,7 +102,9 @@ def probe(
     """
     from lossbench.cli._probe import ProbeRequest, run
 
-    chosen_task: dict[str, Any] = {"task": task or "selfcheck", **o.dataset_task(dataset, verifier, task)}
+    chosen_task: dict[str, Any] = {"task": task or "selfcheck", "task_params": {}}
+    chosen_task |= o.dataset_task(dataset, verifier, task)
+    chosen_task["task_params"] |= o.task_params(settings or [])
     given = {"--policy": policy, "--model": model, "--checkpoints": checkpoints, "--projections": projections}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:

@@ -1,12 +1,11 @@
 """`lossbench tasks`: what there is to train on, and how a task judges."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lossbench.cli._options import TaskSetOption, task_params
 from lossbench.cli._shared import Format, FormatOption, print_table
-from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
     from lossbench.tasks.base import Prompt, Task
@@ -17,9 +16,7 @@ _SHOWN = ["prompt", "answer", "right", "reward_right", "reward_cut", "wrong", "r
 def tasks(
     name: Annotated[str | None, typer.Argument(help="A task, reasoning-gym:NAME, or file.py:Task.")] = None,
     show: Annotated[int, typer.Option(min=1, help="How many prompts to show.")] = 3,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="PARAMETER=VALUE of the task; repeatable.")
-    ] = None,
+    settings: TaskSetOption = None,
     dataset: Annotated[str | None, typer.Option(help="jsonl, json, csv or parquet file, or hub:name.")] = None,
     verifier: Annotated[str | None, typer.Option(help="numeric, exact, choice or math, for --dataset.")] = None,
     format: FormatOption = Format.table,
@@ -41,23 +38,10 @@ def tasks(
         rows.append({"task": "file.py:Task", "about": "your own: a class or function in a Python file"})
         print_table(rows, format=format)
         return
-    params = _params(settings or [])
+    params = task_params(settings or [])
     params |= {key: value for key, value in (("path", dataset), ("verifier", verifier)) if value is not None}
     task = make_task(name or "dataset", params)
     print_table([_shown(task, prompt) for prompt in task.train_prompts[:show]], _SHOWN, format)
-
-
-def _params(settings: list[str]) -> dict[str, Any]:
-    params: dict[str, Any] = {}
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not (key and equals):
-            raise UsageError(f"--set '{setting}'; valid: PARAMETER=VALUE, such as digits=2")
-        try:
-            params[key] = json.loads(text)
-        except json.JSONDecodeError:
-            params[key] = text
-    return params
 
 
 def _shown(task: "Task", prompt: "Prompt") -> dict[str, Any]:
