@@ -61,17 +61,21 @@ PROBED = ("grpo@seq-mean-token-mean/none", "grpo@prompt-mean/none", "grpo@token-
 
 
 def probe_block() -> str:
-    """Drift of incorrect length by the committed probe of the reference sweep, modes without std, plain gradient."""
+    """Drift of incorrect length by the committed probes of the reference sweep, modes without std, plain gradient."""
     from lossbench.analysis.drift import DriftTable, read_projections
+    from lossbench.analysis.probe_section import pooled
     from lossbench.loss.modes import parse_mode
 
-    table = DriftTable(read_projections(REFERENCE / "dr_grpo" / "probe" / "selfcheck-s0.parquet")[0])
-    rows = []
+    files = sorted((REFERENCE / "dr_grpo" / "probe").glob("*.parquet"))
+    table = DriftTable(pooled([probe for file in files for probe in read_projections(file)]))
+    rows, pairs = [], 0
     for name in PROBED:
         drift = table.drift(parse_mode(name), "incorrect", "plain", "row-weight")
         cell = f"{drift.drift:+.3g} [{drift.low:.3g}, {drift.high:.3g}]" if drift.t else "0, by construction"
+        pairs = drift.pairs
         rows.append(f"| `{name}` | {cell} | {f'{drift.t:.1f}' if drift.t else '–'} |")
-    head = ["| mode | drift of incorrect length, plain gradient | t over 40 pairs |", "| --- | --- | --- |"]
+    title = f"| mode | drift of incorrect length, plain gradient | t over {pairs} pairs |"
+    head = [title, "| --- | --- | --- |"]
     return "\n".join([*head, *rows])
 
 

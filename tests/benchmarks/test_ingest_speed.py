@@ -14,6 +14,9 @@ from lossbench.store.ingest.folder import ingest
 from lossbench.store.ingest.sink import Reading
 
 MEGABYTE = 1_000_000
+# (time against pandas, memory on 1 GB against 100 MB): a framework's dump, and a table of anyone's, whose rows are looked
+# at one by one
+LIMITS = {"verl": (1.5, 1.1), "csv": (2.0, 1.4)}
 _MEASURE = """
 import re, sys
 from pathlib import Path
@@ -56,7 +59,7 @@ def fastest(*calls, repeats=8):
 
 
 @pytest.mark.benchmark
-@pytest.mark.parametrize("kind", ["verl", "csv"])
+@pytest.mark.parametrize("kind", LIMITS)
 def test_speed_against_pandas(kind, tmp_path, capsys):
     log = write_log(tmp_path / "log.jsonl", 50 * MEGABYTE)
     plain_s, ours_s = fastest(
@@ -65,11 +68,11 @@ def test_speed_against_pandas(kind, tmp_path, capsys):
     )
     with capsys.disabled():
         print(f"\n{kind}: ingest {ours_s:.2f} s, pandas.read_json {plain_s:.2f} s, ratio {ours_s / plain_s:.2f}")
-    assert ours_s <= 1.5 * plain_s
+    assert ours_s <= LIMITS[kind][0] * plain_s
 
 
 @pytest.mark.benchmark
-@pytest.mark.parametrize("kind", ["verl", "csv"])
+@pytest.mark.parametrize("kind", LIMITS)
 def test_memory_stays_flat(kind, tmp_path, capsys):
     peaks = []
     for name, size in (("small", 100 * MEGABYTE), ("large", 1000 * MEGABYTE)):
@@ -81,4 +84,4 @@ def test_memory_stays_flat(kind, tmp_path, capsys):
     with capsys.disabled():
         both = f"{small / 1024:.0f} MiB on 100 MB, {large / 1024:.0f} MiB on 1 GB"
         print(f"\n{kind}: peak memory {both}, ratio {large / small:.3f}")
-    assert large <= 1.1 * small
+    assert large <= LIMITS[kind][1] * small
