@@ -14,8 +14,7 @@ from lossbench.store.ingest.folder import ingest
 from lossbench.store.ingest.sink import Reading
 
 MEGABYTE = 1_000_000
-# (time against pandas, memory on 1 GB against 100 MB): a framework's dump, and a table of anyone's, whose rows are looked
-# at one by one
+# (time against pandas, memory on 1 GB against 100 MB): a framework's dump; a table of anyone's, read row by row
 LIMITS = {"verl": (1.5, 1.1), "csv": (2.0, 1.4)}
 _MEASURE = """
 import re, sys
