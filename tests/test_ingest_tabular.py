@@ -177,13 +177,19 @@ def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monke
     path = tmp_path / f"all.{suffix}"
     pd.DataFrame(rows).to_csv(path, index=False) if suffix == "csv" else path.write_text(lines(*rows))
     read(path, tmp_path / "whole", kind="csv", mode=None, seed=None)
-    monkeypatch.setattr("lossbench.store.ingest.tabular.BLOCK_BYTES", 500)
+    monkeypatch.setattr("lossbench.store.ingest.tabular.BATCH_BYTES", 500)
     read(path, tmp_path / "pieces", kind="csv", mode=None, seed=None)
     whole, pieces = (load(tmp_path / name) for name in ("whole", "pieces"))
     assert len(whole.runs) == 4 and len(whole.rollouts) == 48
     pd.testing.assert_frame_equal(whole.table("rollouts"), pieces.table("rollouts"))
     pd.testing.assert_frame_equal(whole.steps, pieces.steps)
     assert whole.rollouts["sample"].tolist() == [0, 1, 2] * 16
+
+
+def test_a_byte_order_mark_may_open_the_lines(tmp_path):
+    path = written(tmp_path / "grpo-s0.jsonl", "\ufeff" + lines({"step": 1, "completion": "a"}))
+    assert read(path, tmp_path / "out", kind="csv", mode=None, seed=None).damage.count == 0
+    assert load(tmp_path / "out").rollouts["step"].tolist() == [1]
 
 
 def test_completions_of_one_run_are_read_once(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from lossbench.report.data import reference_of, reverse
 from lossbench.report.markdown import escape, fenced
+from lossbench.report.sections import written_to
 from lossbench.report.style import PALETTE, arm_styles
 from lossbench.report.wording import clean, count, number_style, p_value, shortened, times
 
@@ -146,3 +147,17 @@ def test_the_first_arms_differ_in_grey_by_lightness_or_by_dash() -> None:
     for a, b in itertools.combinations(styles, 2):
         lightness = abs(_lab(a.color, "normal")[0] - _lab(b.color, "normal")[0])
         assert lightness > 15 or str(a.dash) != str(b.dash), (a, b)
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [
+        ("lossbench sweep --seeds 2", None),
+        ("lossbench sweep --out 'my runs/a' --seeds 2", "my runs/a"),
+        ("lossbench sweep --out=results/b", "results/b"),
+        ("lossbench sweep --out", None),
+        ("lossbench sweep 'torn", None),
+    ],
+)
+def test_the_folder_that_a_command_names(command: str, folder: str | None) -> None:
+    assert written_to(command) == folder

@@ -133,7 +133,7 @@ def _company_table(probe: "FrozenProbe", metric: str) -> Table:
         rows.append((
             Cell(found.mode, strong=True), Cell(ratio.signed(by_weight.t)),
             Cell(number_style("tokens", by_weight.median or float("nan")).signed(by_weight.median)),
-            Cell(MISSING if by_weight.sign_p is None else p_value(by_weight.sign_p).removeprefix("p = ")),
+            Cell(MISSING if by_weight.sign_p is None else _bare_p(by_weight.sign_p)),
             Cell(style.signed(by_weight.raw), "" if None in whole else style.interval(*whole)),  # type: ignore[arg-type]
             _drift_cell(by_norm), Cell(ratio.signed(found.elasticity_incorrect)),
             Cell(number_style("norm").signed(found.sign_length_imbalance)),
@@ -156,6 +156,11 @@ def _policy_table(probe: "FrozenProbe", metric: str) -> Table:
     return Table(f"Drift of incorrect length by policy, {metric} metric", columns, rows)
 
 
+def _bare_p(p: float) -> str:
+    """A p-value for a column that is called p."""
+    return p_value(p).removeprefix("p ").removeprefix("= ")
+
+
 def _order_table(probe: "FrozenProbe") -> Table:
     columns = (Column("modes", numeric=False), Column("drift, a minus b", "tokens per unit of step"),
                Column("trained length, a minus b", "tokens"), Column("p"), Column("they", numeric=False))  # fmt: skip
@@ -165,7 +170,7 @@ def _order_table(probe: "FrozenProbe") -> Table:
         rows.append((
             Cell(f"{check.mode_a} and {check.mode_b}"),
             Cell(style.signed(check.drift.estimate), style.interval(check.drift.low, check.drift.high)),
-            Cell(length.signed(check.realised_tokens)), Cell(p_value(check.p).removeprefix("p = ")),
+            Cell(length.signed(check.realised_tokens)), Cell(_bare_p(check.p)),
             Cell(check.verdict, strong=True),
         ))  # fmt: skip
     return Table("Does the probe order modes as training does?", columns, tuple(rows))

@@ -1,5 +1,6 @@
 """Puts the report together: which sections there are, and what stands in each."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,10 +172,21 @@ def _missing(data: ReportData) -> Section:
 
 def _reproduce(data: ReportData) -> Section:
     spec = data.spec
-    lines = [str(spec["command"])] if spec.get("command") else []
-    lines.append(f"lossbench report {data.sweep.path.name}")
+    command = str(spec.get("command") or "")
+    lines = [command] if command else []
+    lines.append(f"lossbench report {shlex.quote(written_to(command) or f'results/{data.sweep.path.name}')}")
     method = Details("How the numbers come about", (Points(METHOD),))
     return _section("reproduce", "Reproduce", Code("\n".join(lines)), _provenance(spec), _settings(data), method)
+
+
+def written_to(command: str) -> str | None:
+    """What a command line says with --out, None where it leaves the folder to lossbench."""
+    try:
+        typed = shlex.split(command)
+    except ValueError:  # a quote left open, in a sweep.json that someone edited
+        return None
+    words = [part for word in typed for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    return words[words.index("--out") + 1] if "--out" in words[:-1] else None
 
 
 def _provenance(spec: Mapping[str, Any]) -> Table | None:

@@ -42,7 +42,8 @@ def _record(line: bytes, place: str, damage: Damage) -> dict[str, Any] | None:
     if not line.strip():
         return None
     try:
-        record = json.loads(line)
+        # Said here, for json would look at every line's first bytes for its encoding; a mark may open the file.
+        record = json.loads(line.decode("utf-8", "surrogatepass").removeprefix("\ufeff"))
     except UNREADABLE as error:
         damage.add(place, f"not valid JSON ({error})")
         return None

@@ -32,7 +32,6 @@ from lossbench.store.ingest.base import (
     whole,
 )
 from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.jsonl import BLOCK_BYTES
 from lossbench.store.ingest.table_rows import STEP_NAMES, TENSORBOARD_NAME, Numbered, Row, raw_rows, step_column, tidier
 from lossbench.store.ingest.trainer_logs import STEP_KEYS
 from lossbench.store.ingest.verl import STEP_KEYS as VERL_STEP_KEYS
@@ -49,6 +48,7 @@ _ROW_NAMES = {
     "group": ("group", "uid"),
 }
 _AXES = ("mode", "seed", "run")
+BATCH_BYTES = 1 << 20  # of rows in memory at once, about
 _ROW_BYTES = 200  # of a row beside its text, about
 _FIRST_ROWS = 200  # that say whether a file holds completions of one run
 
@@ -187,11 +187,13 @@ def _kinds(table: Table, request: Request) -> dict[Key, bool]:
 def _blocks(table: Table, key: Key, run: IngestedRun, request: Request, damage: Damage) -> Iterator[Block]:
     """The completions of one run; damaged lines are counted in `damage`, rows without a step in the run's."""
     place = f"{table.file} ({run.name})"
-    header = dict.fromkeys(table.header)
+    header, known = dict.fromkeys(table.header), set(table.header)
     own = ((line, row) for line, row in table.rows(damage) if table.only is not None or table.key(row) == key)
     for lines, rows in _batches(own):
-        for row in rows:  # a column may begin late
-            header.update(dict.fromkeys(row))
+        for row in rows:
+            if not known.issuperset(row):  # a column may begin late
+                header.update(dict.fromkeys(row))
+                known.update(row)
         if table.only is not None and (late := [name for name in _AXES if name in header]):
             raise UsageError(f"{place}: column {late[0]} begins after row {_FIRST_ROWS}: give every row one, or none")
         fields = {
@@ -204,15 +206,18 @@ def _blocks(table: Table, key: Key, run: IngestedRun, request: Request, damage: 
 
 
 def _batches(rows: Iterable[Numbered]) -> Iterator[tuple[list[int], list[Row]]]:
-    """Line numbers and rows, a few megabytes at a time."""
+    """Line numbers and rows, about a megabyte at a time."""
     lines: list[int] = []
     batch: list[Row] = []
     waiting = 0
     for line, row in rows:
         lines.append(line)
         batch.append(row)
-        waiting += _ROW_BYTES + sum(len(value) for value in row.values() if isinstance(value, str))
-        if waiting >= BLOCK_BYTES:
+        waiting += _ROW_BYTES
+        for value in row.values():
+            if type(value) is str:
+                waiting += len(value)
+        if waiting >= BATCH_BYTES:
             yield lines, batch
             lines, batch, waiting = [], [], 0
     if batch:
