@@ -59,6 +59,7 @@ class RolloutSink:
         self._constant, self._reading = constant, reading
         self._grouping = Grouping(num_generations)
         self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, block: pa.Table) -> None:
@@ -147,8 +148,10 @@ class RolloutSink:
         for name, value in self._constant.items():
             table = table.append_column(name, _repeated(value, rows))
         self._pending.append(as_arrow(self.table, table))
-        waiting_rows = sum(table.num_rows for table in self._pending)
-        if waiting_rows >= _ROWS_PER_WRITE or sum(table.nbytes for table in self._pending) >= _BYTES_PER_WRITE:
+        # Counted as it comes: a log of many small tables has hundreds waiting, and their sizes are dear to ask for.
+        self._pending_rows += rows
+        self._pending_bytes += self._pending[-1].nbytes
+        if self._pending_rows >= _ROWS_PER_WRITE or self._pending_bytes >= _BYTES_PER_WRITE:
             self._flush()
 
     def _flush(self) -> None:
@@ -160,7 +163,7 @@ class RolloutSink:
             options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
             self._writer = pq.ParquetWriter(self.path, schema, compression="zstd", compression_level=1, **options)
         self._writer.write_table(pa.concat_tables(self._pending).unify_dictionaries())
-        self._pending = []
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
 
 def _repeated(value: Any, rows: int) -> pa.Array:
