@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from lossbench.tasks import make_task
 from lossbench.training.probe_batch import ProbeBatch
 
 PAD, EOS, PROMPT, CORRECT, WRONG = range(5)
 NEVER = -30.0
 
-EVEN_TASK = '''
-from lossbench.tasks import make_task
+EVEN_TASK = f"{__file__}:EvenDigits"
 
 
 class EvenDigits:
@@ -24,15 +24,14 @@ class EvenDigits:
 
     name, shortest_answer_tokens = "even", 1
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.train_prompts = self.eval_prompts = make_task("selfcheck", {}).train_prompts
 
-    def verify(self, completion, answer):
+    def verify(self, completion: str, answer: str) -> bool:
         return completion[:1] in ("0", "2", "4", "6", "8", "+", "y")
 
-    def reward(self, correct, terminated, length_tokens):
+    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
         return float(correct)
-'''
 
 
 class HazardPolicy(nn.Module):

@@ -199,8 +199,8 @@ def test_completions_of_one_run_are_read_once(tmp_path, monkeypatch):
     opened: list[int] = []
     monkeypatch.setattr(table_rows, "records", lambda *args: opened.append(1) or records(*args))
     result = read(path, tmp_path / "out", kind="csv", mode=None, seed=None)
-    # twice for its first rows, and then as a whole
-    assert len(opened) == 3
+    # for its first rows, and then as a whole
+    assert len(opened) == 2
     assert result.damage.count == 1 and "line 351" in result.damage.examples[0]
     found = load(tmp_path / "out").rollouts
     assert len(found) == 400 and found["advantage"].notna().sum() == 100

@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 import torch
+from probe_kit import EvenDigits
 from trainer_kit import model_folder
 from typer.testing import CliRunner
 
@@ -12,7 +13,6 @@ from lossbench.cli import app
 from lossbench.errors import UsageError
 from lossbench.policies.load import load_policy
 from lossbench.store.table_file import read_facts, read_table
-from lossbench.tasks import make_task
 from lossbench.training.probe import ProbeSettings, probe_now
 from lossbench.training.probe_batch import MOMENT_STREAM, PAIR_STREAM, PolicySource, Sampling
 from lossbench.training.probe_recorded import RecordedSource
@@ -20,21 +20,6 @@ from lossbench.training.probe_run import ProbeJob, run_job
 
 SMALL = ["--batches", "2", "--completions", "16", "--num-generations", "4", "--max-completion-length", "6",
          "--recipe", "quick"]  # fmt: skip
-
-
-class EvenDigits:
-    """Rewards completions that begin with an even digit, so that an untrained policy is right about half the time."""
-
-    name = "even"
-
-    def __init__(self) -> None:
-        self.train_prompts = self.eval_prompts = make_task("selfcheck", {}).train_prompts
-
-    def verify(self, completion: str, answer: str) -> bool:
-        return completion[:1] in ("0", "2", "4", "6", "8", "+", "y")
-
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
-        return float(correct)
 
 
 @pytest.fixture(scope="module")

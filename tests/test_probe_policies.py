@@ -22,11 +22,9 @@ from lossbench.training.probe_batch import PAIR_STREAM, PolicySource, Sampling
 from lossbench.training.probe_params import select_parameters
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> str:
-    file = tmp_path_factory.mktemp("task") / "even.py"
-    file.write_text(EVEN_TASK)
-    return f"{file}:EvenDigits"
+@pytest.fixture
+def task() -> str:
+    return EVEN_TASK
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,9 @@ from lossbench.tasks import make_task
 from lossbench.training.probe_callback import Probes
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory) -> str:
-    file = tmp_path_factory.mktemp("task") / "even.py"
-    file.write_text(EVEN_TASK)
-    return f"{file}:EvenDigits"
+@pytest.fixture
+def task() -> str:
+    return EVEN_TASK
 
 
 def test_a_sweep_can_be_probed_while_it_trains(tmp_path, task):

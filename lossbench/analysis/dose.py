@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
 
-from lossbench.analysis.drift import BASELINE, Drift, DriftTable, Match, Projections, row_weights
+from lossbench.analysis.drift import BASELINE, Drift, DriftTable, Match, Projections, row_advantages, row_weights
 from lossbench.analysis.stats import detectable_d_z, power_paired_t
 from lossbench.analysis.weights import elasticity, jensen_gap, sign_length_imbalance
-from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import format_number
 from lossbench.loss.modes import Mode, make_mode
 
@@ -142,14 +140,11 @@ def mechanism(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
     found: list[tuple[float, float, float]] = []
     for window in probe.windows:
         weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
-        rewards_N, groups_N = torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N)
-        scale: str = mode.scale_rewards
-        advantages_N = advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
         wrong = ~window.correct_N
         found.append((
             elasticity(window.lengths_N[wrong], weights_N[wrong]),
             elasticity(window.lengths_N, weights_N),
-            sign_length_imbalance(weights_N, window.lengths_N, advantages_N),
+            sign_length_imbalance(weights_N, window.lengths_N, row_advantages(window, mode)),
         ))  # fmt: skip
     columns = np.array(found).T
     return Mechanism(mode.name, *(_settled(np.nanmean(c)) if not np.isnan(c).all() else None for c in columns))
@@ -189,11 +184,10 @@ def forecast(
 ) -> Forecast:  # fmt: skip
     """Expected drift against seed noise, for Adam, from the `adam` metric at equal gradient norm.
 
-    Adam divides by the root of second moments that are mostly noise and so fall with the batch: a step of
-    `rows_per_step` rows is taken to move the length by sqrt(rows_per_step / rows of the probe) of the probe's step, and
-    to be as noisy. Dividing advantages by a standard deviation changes no step of Adam (`DriftTable.unit`). The noise
-    of the probed step holds that of the length direction too, so it is rather too large; what
-    two runs do once their policies differ is not in it.
+    A step of `rows_per_step` rows moves the length by `DriftTable.adam_step` of the probe's step, and is taken to be as
+    noisy as that one. Dividing advantages by a standard deviation changes no step of Adam (`DriftTable.unit`). The
+    noise of the probed step holds that of the length direction too, so it is rather too large; what two runs do once
+    their policies differ is not in it.
     """
     if "adam" not in table.probe.metrics:
         raise ValueError(f"metrics are {', '.join(table.probe.metrics)}; valid: a probe with the adam metric")
@@ -203,14 +197,12 @@ def forecast(
         return Forecast(
             mode.name, direction, steps, rows_per_step, learning_rate, None, None, None, seeds, None, None
         )  # fmt: skip
-    own_rows = np.mean([len(window.lengths_N) for window in table.probe.windows])
-    unit = table.unit(mode.scale_rewards)
-    change = learning_rate * steps * unit * float((rows_per_step / own_rows) ** 0.5 * found.values_P.mean())
+    change = learning_rate * steps * table.adam_step(mode.scale_rewards, rows_per_step) * float(found.values_P.mean())
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction], ddof=1)
         for one, factor in ((mode, found.scale), (base, 1.0))
     ]
-    noise = learning_rate * steps**0.5 * unit * float(np.hypot(spread[0], spread[1]))
+    noise = learning_rate * steps**0.5 * table.unit(mode.scale_rewards) * float(np.hypot(spread[0], spread[1]))
     d_z = change / noise if noise > 0 else None
     power = None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds)
     enough = None if d_z is None else next((n for n in range(6, 31) if detectable_d_z(n) <= abs(d_z)), None)

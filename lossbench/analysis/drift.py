@@ -24,7 +24,8 @@ from lossbench.loss.modes import Mode, make_mode
 
 __all__ = [
     "BASELINE", "LENGTHS", "MATCHES", "Drift", "DriftTable", "Match", "ModeSums", "PairDrift", "Projections", "Window",
-    "matched_difference", "mode_sums", "projections_of", "read_projections", "row_weights", "summarise",
+    "matched_difference", "mode_sums", "projections_of", "read_projections", "row_advantages", "row_weights",
+    "summarise",
 ]  # fmt: skip
 
 Match = Literal["row-weight", "gradient-norm"]
@@ -53,13 +54,8 @@ def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
     sizes, pulls = [], []
     for window in probe.windows:
         weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
-        advantages_N = advantages(
-            torch.from_numpy(window.rewards_N),
-            torch.from_numpy(window.groups_N),
-            mode.scale_rewards,  # type: ignore[arg-type]
-        ).numpy()
         sizes.append(weights_N.mean())
-        pulls.append(weights_N * advantages_N)
+        pulls.append(weights_N * row_advantages(window, mode))
     along = {
         (metric, name): np.array([_dot(w, pull, metric, name) for w, pull in zip(probe.windows, pulls, strict=True)])
         for metric in probe.metrics
@@ -78,6 +74,13 @@ def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: in
     micro_N = None if micro_batch_rows is None else torch.arange(len(lengths_N)) // micro_batch_rows
     groups_N = torch.from_numpy(window.groups_N)
     return window_weights(mode.aggregation, lengths_N, groups_N, horizon=horizon, micro_ids_N=micro_N).numpy()
+
+
+def row_advantages(window: Window, mode: Mode) -> np.ndarray:
+    """The advantages (N,) of the completions of a window under a mode's scale_rewards."""
+    rewards_N, groups_N = torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N)
+    scale: str = mode.scale_rewards
+    return advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
 
 
 def _dot(window: Window, pull_N: np.ndarray, metric: str, direction: str) -> float:
@@ -190,6 +193,15 @@ class DriftTable:
             self.sums(make_mode("grpo", BASELINE, scale)).norms[metric].mean() for scale in ("none", scale_rewards)
         ]
         return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
+
+    def adam_step(self, scale_rewards: str, rows_per_step: int) -> float:
+        """How far a step of Adam over `rows_per_step` rows goes, in steps of the probe's adam metric.
+
+        Its second moments are mostly noise and so fall with the batch: a step is sqrt(rows_per_step / rows of the
+        probe) of the probe's, in the unit that all scales share.
+        """
+        own_rows = np.mean([len(window.lengths_N) for window in self.probe.windows])
+        return self.unit(scale_rewards) * float((rows_per_step / own_rows) ** 0.5)
 
     def drift(self, mode: Mode, direction: str, metric: str, match: Match) -> Drift:
         """One row of the table."""

@@ -11,7 +11,7 @@ from scipy import stats as scipy_stats
 from lossbench.analysis.drift import DriftTable, Projections, projections_of
 from lossbench.analysis.length import records
 from lossbench.analysis.stats import Interval, sign_flip_p, t_interval
-from lossbench.loss.modes import Mode, parse_mode
+from lossbench.loss.modes import Mode, make_mode, parse_mode
 from lossbench.store.read import Sweep
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def trained_drifts(
     were afterwards: of those the probes' policy is the run's id.
 
     Predicted: learning rate x steps x the mode's whole drift in the adam metric, at the gradient norm of the reference
-    of the second moments, times sqrt(rows of a step / rows of the probe) as in `lossbench.analysis.dose.forecast`.
+    of the second moments, times `DriftTable.adam_step`, as in `lossbench.analysis.dose.forecast`.
     """
     shared = sweep.spec.get("shared", {})
     found: list[TrainedDrift] = []
@@ -94,15 +94,15 @@ def trained_drifts(
         ends = [probe.step for probe in probes[1:]] + [int(steps["step"].max()) if len(steps) else 0]
         for probe, end in zip(probes, ends, strict=True):
             realised = _trend(steps, f"length_{direction}", probe.step, end)
-            predicted = _predicted(probe, parse_mode(triple(run)), direction, shared, end - probe.step)
+            predicted = _predicted(probe, mode_of(run), direction, shared, end - probe.step)
             if realised is not None and predicted is not None:
                 found.append(TrainedDrift(run["run_id"], run["arm"], probe.step, end, predicted, realised))
     return found
 
 
-def triple(run: Mapping[str, Any]) -> str:
-    """The mode of a run's row, in full."""
-    return f"{run['loss_type']}@{run['agg_mode']}/{run['scale_rewards']}"
+def mode_of(run: Mapping[str, Any]) -> Mode:
+    """The mode of a run's row."""
+    return make_mode(run["loss_type"], run["agg_mode"], run["scale_rewards"])
 
 
 def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
@@ -121,8 +121,7 @@ def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[s
     if raw is None:
         return None
     rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
-    own = float(np.mean([len(window.lengths_N) for window in probe.windows]))
-    return float(shared.get("learning_rate", 1e-4) * steps * table.unit(mode.scale_rewards) * raw * (rows / own) ** 0.5)
+    return float(shared.get("learning_rate", 1e-4) * steps * table.adam_step(mode.scale_rewards, rows) * raw)
 
 
 def drift_table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from lossbench.analysis.drift_training import (
     TrainedDrift,
     drift_table,
     late_lengths,
+    mode_of,
     order_checks,
     rank_agreement,
     run_totals,
     trained_drifts,
-    triple,
 )
 from lossbench.analysis.length import records
 from lossbench.errors import UsageError
-from lossbench.loss.modes import parse_mode
 from lossbench.store.read import Sweep
 
 if TYPE_CHECKING:
@@ -72,12 +71,17 @@ def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
     """The report's data on probes of the sweep, whose `run_metrics` are `metrics`; None where it has no probe."""
     kept, problems = _kept_probes(sweep)
     run_ids = set(sweep.run_ids)
-    along = [probe for _, probe in kept if probe.policy in run_ids]
-    others = [(name, probe) for name, probe in kept if probe.policy not in run_ids]
-    starting = [(name, probe) for name, probe in others if _starts_a_run(probe, sweep)]
-    left_out = list(dict.fromkeys(
-        f"{name} ({policy_label(probe)}, step {probe.step})" for name, probe in others if (name, probe) not in starting
-    ))  # fmt: skip
+    starts = _starts(sweep)
+    along: list[Projections] = []
+    starting: list[Projections] = []
+    left_out: list[str] = []
+    for name, probe in kept:
+        if probe.policy in run_ids:
+            along.append(probe)
+        elif _is_a_start(probe, starts):
+            starting.append(probe)
+        else:
+            left_out.append(f"{name} ({policy_label(probe)}, step {probe.step})")
     trained = trained_drifts(sweep, along)
     if not kept and not trained and not problems:
         return None
@@ -85,7 +89,7 @@ def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
     if trained:
         totals = run_totals(trained).values()
         agreement = rank_agreement([p for p, _ in totals], [r for _, r in totals])
-    frozen = _frozen([probe for _, probe in starting], sweep, metrics) if starting else None
+    frozen = _frozen(starting, sweep, metrics) if starting else None
     return ProbeSection(frozen, trained, agreement, left_out, problems)
 
 
@@ -100,13 +104,17 @@ def _kept_probes(sweep: Sweep) -> tuple[list[tuple[str, Projections]], list[str]
     return found, problems
 
 
-def _starts_a_run(probe: Projections, sweep: Sweep) -> bool:
-    """Whether runs of the sweep start from the probed policy; those of arms with policies of their own aside.
+def _starts(sweep: Sweep) -> set[tuple[str, Any]]:
+    """(policy, seed of its warm start) that runs start from; those of arms with policies of their own aside."""
+    runs = [run for run in records(sweep.runs) if run["arm"] == run["mode"]]
+    return {(run["policy"], run["policy_seed"]) for run in runs if isinstance(run["policy"], str)}
+
+
+def _is_a_start(probe: Projections, starts: set[tuple[str, Any]]) -> bool:
+    """Whether the probed policy is one of `starts`.
 
     A log of another trainer does not say where its runs started, so there any untrained policy may be meant.
     """
-    runs = [run for run in records(sweep.runs) if run["arm"] == run["mode"]]
-    starts = {(run["policy"], run["policy_seed"]) for run in runs if isinstance(run["policy"], str)}
     seed = probe.facts.get("policy_seed")
     return probe.step == 0 and (
         not starts
@@ -134,7 +142,7 @@ def pooled(probes: Sequence[Projections]) -> Projections:
 def _frozen(probes: list[Projections], sweep: Sweep, metrics: "pd.DataFrame") -> FrozenProbe:
     probe, shared = pooled(probes), sweep.spec.get("shared", {})
     table = drift_table(probe, shared)
-    modes = [parse_mode(text) for text in dict.fromkeys(triple(run) for run in records(sweep.runs))]
+    modes = list({mode.name: mode for mode in map(mode_of, records(sweep.runs))}.values())
     metric = probe.metrics[0]
     apart = [drift_table(one, shared) for one in probes] if len(probes) > 1 else []
     return FrozenProbe(

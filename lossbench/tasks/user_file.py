@@ -27,11 +27,7 @@ class UserTask(WrappedTask):
 
     def verify(self, completion: str, answer: str) -> bool:
         """The user's word on the answer."""
-        try:
-            return bool(self._task.verify(completion, answer))
-        except Exception as error:  # the user's own code, which may raise anything
-            self.verifier.failed(error)
-            return False
+        return self.verifier.guarded(self._task.verify, completion, answer)
 
 
 def is_file_reference(name: str) -> bool:

@@ -254,14 +254,17 @@ class Verifier:
 
     def __call__(self, completion: str, answer: str) -> bool:
         """Whether `completion` gives `answer`; False, counted and logged, where the check itself fails."""
+        return self.guarded(self.check, completion, answer)
+
+    def guarded(self, check: Check, completion: str, answer: str) -> bool:
+        """The word of `check`; where it raises, that is counted and logged, and the completion is wrong."""
         try:
-            return bool(self.check(completion, answer))
-        except Exception as error:  # any failure of a third-party parser must not end a training run
-            self.failed(error)
+            return bool(check(completion, answer))
+        except Exception as error:  # a failure of a third party's parser, or of a user's code, must not end a run
+            self._failed(error)
             return False
 
-    def failed(self, error: Exception) -> None:
-        """Count and log that the check failed on a completion, which is therefore wrong."""
+    def _failed(self, error: Exception) -> None:
         self.errors += 1
         self.last_error = f"{type(error).__name__}: {error}"
         if self.errors <= _LOGGED_ERRORS:

@@ -3,32 +3,30 @@
 from typing import Any
 
 from lossbench.policies.hub import chat_renderer
-from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.base import Prompt, Task, WrappedTask
 
 
-class ChatTask:
-    """A task whose prompt texts are the rendered messages; everything else is the task's own."""
+class ChatTask(WrappedTask):
+    """A task whose prompt texts are the rendered messages."""
 
     def __init__(self, task: Task, tokenizer: Any, reference: str) -> None:
         """Raises UsageError where the tokenizer of `reference` has no chat template, or the template fails."""
+        super().__init__(task)
         render = chat_renderer(tokenizer, reference)
-        self._task = task
-        self.name = task.name
-        self.train_prompts = [Prompt(p.id, render(p.text), p.answer) for p in task.train_prompts]
-        self.eval_prompts = [Prompt(p.id, render(p.text), p.answer) for p in task.eval_prompts]
-        self.shortest_answer_tokens = task.shortest_answer_tokens
+        self._train, self._eval = (
+            [Prompt(p.id, render(p.text), p.answer) for p in prompts]
+            for prompts in (task.train_prompts, task.eval_prompts)
+        )
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """The wrapped task's word on the answer."""
-        return self._task.verify(completion, answer)
+    @property
+    def train_prompts(self) -> list[Prompt]:
+        """The wrapped task's training prompts, rendered."""
+        return self._train
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
-        """The wrapped task's reward."""
-        return self._task.reward(correct, terminated, length_tokens)
-
-    def __getattr__(self, name: str) -> Any:
-        """Optional attributes (`verifier`) come from the wrapped task."""
-        return getattr(self._task, name)
+    @property
+    def eval_prompts(self) -> list[Prompt]:
+        """The wrapped task's evaluation prompts, rendered."""
+        return self._eval
 
 
 def as_read_by(task: Task, tokenizer: Any, reference: str) -> Task:

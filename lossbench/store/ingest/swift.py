@@ -9,7 +9,6 @@ A generation is logged again at each step that uses it, with `--log_entropy` onl
 an evaluation logs its table after the training's of the same step.
 """
 
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,14 @@ from lossbench.store.ingest.base import (
     whole,
 )
 from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.jsonl import UNREADABLE, records
+from lossbench.store.ingest.jsonl import records
 from lossbench.store.ingest.trainer_logs import (
-    CORRECT_COLUMNS,
     STEP_KEYS,
     Rewards,
     TrainingTables,
+    completion_fields,
     evaluated_steps,
-    message_text,
+    json_object,
     reward_names,
     rewards_by_step,
 )
@@ -62,7 +61,7 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
 def _run(folder: Path, request: Request) -> IngestedRun:
     request = request.part()
     inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
-    args = _args(inside[ARGS], request)
+    args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
     history = list(_history(inside[LOGGING], request))
     name = folder.stem if folder.is_file() else folder.name
     named = mode_and_seed(name)
@@ -79,17 +78,6 @@ def _run(folder: Path, request: Request) -> IngestedRun:
         rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
         run.blocks = _blocks(inside[COMPLETIONS], only_evaluated, rewards, run, request)
     return run
-
-
-def _args(file: Path, request: Request) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        args = json.loads(file.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        request.damage.add(str(file), f"not valid JSON ({error})")
-        return {}
-    return args if isinstance(args, dict) else {}
 
 
 def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
@@ -195,18 +183,7 @@ def _transposed(rows: Collection[dict[str, Any]]) -> dict[str, list[Any]]:
 def _block(
     columns: dict[str, list[Any]], rewards: Rewards, place: str, request: Request, lines: list[int] | None = None
 ) -> Block:
-    fields: dict[str, list[Any]] = {"step": columns["step"]}
-    for name in ("prompt", "completion"):
-        if name in columns:
-            fields[name] = [message_text(value) for value in columns[name]]
-    reward = rewards.of(columns, request, place)
-    if reward is not None:
-        fields["reward"] = reward
-    usual = {"correct": CORRECT_COLUMNS, "advantage": ("advantages", "advantage")}
-    for name in ("correct", "advantage", "length", "terminated", "group"):
-        column = request.column(name, usual.get(name, ()), columns, place)
-        if column:
-            fields[name] = columns[column]
+    fields = completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
     return "rollouts", block(fields, place, request.damage, lines)
 
 

@@ -99,12 +99,13 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """One run per mode, seed and run name that the tables at `path` tell apart."""
     runs: dict[Key, IngestedRun] = {}
     for file in _tables(path):
-        if (table := _completions_of_one_run(file, request)) is not None and table.only is not None:
-            run = _run_of(table.only, runs, file, path, request)
-            run.blocks = chain(run.blocks, _blocks(table, table.only, run, request, run.damage))
+        if (one := _completions_of_one_run(file, request)) is not None:
+            table, key = one
+            run = _run_of(key, runs, file, path, request)
+            run.blocks = chain(run.blocks, _blocks(table, key, run, request, run.damage))
             continue
         damage = request.damage.part()
-        table = _table(file, damage, request)
+        table = _table(file, raw_rows(file, damage), request)
         if table is None:
             damage.add(str(file), "holds no row")
             continue
@@ -127,22 +128,23 @@ def _run_of(key: Key, runs: dict[Key, IngestedRun], file: Path, source: Path, re
     return runs[key]
 
 
-def _completions_of_one_run(file: Path, request: Request) -> Table | None:
-    """The table in a file, where its first rows show that it holds completions of one run; else None."""
-    header = {name for _, raw in islice(raw_rows(file, Damage()), _FIRST_ROWS) for name in raw}
+def _completions_of_one_run(file: Path, request: Request) -> tuple[Table, Key] | None:
+    """The table in a file and its run, where its first rows show that it holds completions of one run; else None."""
+    first = list(islice(raw_rows(file, Damage()), _FIRST_ROWS))
+    header = {name for _, raw in first for name in raw}
     text = request.columns.get("completion")
     is_known = text in header if text else any(name in header for name in _ROW_NAMES["completion"])
     if not is_known or not header.issuperset(request.columns.values()) or not header.intersection(STEP_NAMES):
         return None
-    table = _table(file, Damage(), request, _FIRST_ROWS)
-    return table if table is not None and table.only is not None else None
+    table = _table(file, first, request)
+    return (table, table.only) if table is not None and table.only is not None else None
 
 
-def _table(file: Path, damage: Damage, request: Request, rows: int | None = None) -> Table | None:
-    """The table in a file, None where it holds no row; by its first `rows` alone where they are given."""
+def _table(file: Path, rows: Iterable[Numbered], request: Request) -> Table | None:
+    """The table in a file by those of its rows that are given, None where there is none."""
     tidied: Callable[[Row], list[Row]] | None = None
     header: dict[str, None] = {}
-    for _, raw in islice(raw_rows(file, damage), rows):
+    for _, raw in rows:
         tidied = tidied or tidier(file, list(raw), request)
         for row in tidied(raw):
             header.update(dict.fromkeys(row))
@@ -187,13 +189,12 @@ def _kinds(table: Table, request: Request) -> dict[Key, bool]:
 def _blocks(table: Table, key: Key, run: IngestedRun, request: Request, damage: Damage) -> Iterator[Block]:
     """The completions of one run; damaged lines are counted in `damage`, rows without a step in the run's."""
     place = f"{table.file} ({run.name})"
-    header, known = dict.fromkeys(table.header), set(table.header)
+    header = dict.fromkeys(table.header)
     own = ((line, row) for line, row in table.rows(damage) if table.only is not None or table.key(row) == key)
     for lines, rows in _batches(own):
         for row in rows:
-            if not known.issuperset(row):  # a column may begin late
+            if not row.keys() <= header.keys():  # a column may begin late
                 header.update(dict.fromkeys(row))
-                known.update(row)
         if table.only is not None and (late := [name for name in _AXES if name in header]):
             raise UsageError(f"{place}: column {late[0]} begins after row {_FIRST_ROWS}: give every row one, or none")
         fields = {

@@ -1,10 +1,13 @@
 """What the logs of TRL's and ms-swift's trainers have in common: metric names, rewards, repeated tables."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from lossbench.store.ingest.base import Request, number, whole
+from lossbench.store.ingest.base import Damage, Request, number, whole
+from lossbench.store.ingest.jsonl import UNREADABLE
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("reward",),
@@ -112,6 +115,33 @@ def _numeric_columns(columns: Mapping[str, Sequence[Any]], request: Request) -> 
 def _numeric(values: Sequence[Any]) -> bool:
     present = [value for value in values if value is not None]
     return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
+
+
+def json_object(file: Path, damage: Damage) -> dict[str, Any]:
+    """The object in a JSON file; {} where it holds another value, or, counted as damage, is not JSON."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except UNREADABLE as error:
+        damage.add(str(file), f"not valid JSON ({error})")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def completion_fields(
+    columns: Mapping[str, Sequence[Any]], rewards: "Rewards", advantage: Sequence[str], request: Request, place: str
+) -> dict[str, Sequence[Any]]:
+    """A table's columns under our names: step, prompt and completion have them; `advantage` are the usual names."""
+    fields: dict[str, Sequence[Any]] = {"step": columns["step"]}
+    fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
+    reward = rewards.of(columns, request, place)
+    if reward is not None:
+        fields["reward"] = reward
+    usual = {"correct": CORRECT_COLUMNS, "advantage": advantage}
+    for name in ("correct", "advantage", "length", "terminated", "group"):
+        column = request.column(name, usual.get(name, ()), columns, place)
+        if column:
+            fields[name] = columns[column]
+    return fields
 
 
 def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:

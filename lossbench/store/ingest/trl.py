@@ -7,7 +7,6 @@ the first. An evaluation writes the file of its step once more, with its own com
 training's: that file is left out.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +29,13 @@ from lossbench.store.ingest.base import (
     whole,
 )
 from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.jsonl import UNREADABLE
 from lossbench.store.ingest.trainer_logs import (
-    CORRECT_COLUMNS,
     STEP_KEYS,
     RepeatedTable,
     Rewards,
+    completion_fields,
     evaluated_steps,
-    message_text,
+    json_object,
     reward_names,
     rewards_by_step,
 )
@@ -94,7 +92,7 @@ def _run(folder: Path, request: Request) -> IngestedRun:
     request = request.part()
     run.damage = request.damage
     state_file = _state_file(folder)
-    state = _state(state_file, request) if state_file else {}
+    state = json_object(state_file, request.damage) if state_file else {}
     rows = _history(state)
     history = [(step, row) for step, row in rows if "loss" in row or "reward" in row]
     run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in history]
@@ -104,22 +102,13 @@ def _run(folder: Path, request: Request) -> IngestedRun:
         run.notes.append(f"step metrics are means over {every:g} steps (logging_steps)")
     files = _completion_files(folder)
     alone = _state_beside(folder)
-    saved = _state(alone, request) if alone else state
+    saved = json_object(alone, request.damage) if alone else state
     if files and not saved:
         run.notes.append(
             f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
         )
     run.blocks = _blocks(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
     return run
-
-
-def _state(file: Path, request: Request) -> dict[str, Any]:
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        request.damage.add(str(file), f"not valid JSON ({error})")
-        return {}
-    return state if isinstance(state, dict) else {}
 
 
 def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -160,7 +149,8 @@ def _blocks(
         if _step_of(file) in evaluated:
             left_out.append(_step_of(file))
         elif known < len(columns["completion"]):
-            yield "rollouts", block(_fields(columns, rewards, str(file), request), str(file), request.damage)
+            fields = completion_fields(columns, rewards, ("advantage", "advantages"), request, str(file))
+            yield "rollouts", block(fields, str(file), request.damage)
     if left_out:
         run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 
@@ -180,20 +170,6 @@ def _columns(file: Path, request: Request) -> dict[str, list[Any]] | None:
         request.damage.add(str(file), "has no rows, or no columns step and completion")
         return None
     return columns
-
-
-def _fields(columns: dict[str, list[Any]], rewards: Rewards, place: str, request: Request) -> dict[str, list[Any]]:
-    fields = {"step": columns["step"]}
-    fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
-    reward = rewards.of(columns, request, place)
-    if reward is not None:
-        fields["reward"] = reward
-    usual = {"correct": CORRECT_COLUMNS, "advantage": ("advantage", "advantages")}
-    for name in ("correct", "advantage", "length", "terminated", "group"):
-        column = request.column(name, usual.get(name, ()), columns, place)
-        if column:
-            fields[name] = columns[column]
-    return fields
 
 
 FORMAT = Format("TRL: completions_*.parquet and trainer_state.json", found, read)
