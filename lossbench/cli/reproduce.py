@@ -23,6 +23,7 @@ def reproduce(
         bool, typer.Option("--smoke", help="Two minutes instead of forty: shows the way, decides nothing.")
     ] = False,
     probe: Annotated[bool, typer.Option(help="Also probe the frozen policy, which one claim needs.")] = True,
+    sampler: o.SamplerOption = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = "local",
     address: o.AddressOption = None,
@@ -38,9 +39,10 @@ def reproduce(
     Example: lossbench reproduce dr-grpo --smoke
     """
     from lossbench.cli._launch import launch, recipe_keys
+    from lossbench.sweep.recipe import recipe_path
 
-    flags: dict[str, Any] = {"name": f"{recipe.replace('-', '_')}-smoke", **_SMOKE} if smoke else {}
-    resolved = recipe_keys(recipe, flags, {}, [])
+    flags: dict[str, Any] = {"name": f"{recipe_path(recipe).stem}-smoke", **_SMOKE} if smoke else {}
+    resolved = recipe_keys(recipe, {**flags, "sampler": sampler}, {}, [])
     if not resolved.claims:
         raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
     if smoke:
