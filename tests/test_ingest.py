@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from ingest_kit import completion, lines, notes, read, refusal, verl_lines, verl_log, words, written
 from typer.testing import CliRunner
@@ -263,3 +264,15 @@ def test_an_unscored_completion_is_not_incorrect(tmp_path):
     read(log, tmp_path / "out", correct_above=0.5)
     rows = load(tmp_path / "out").rollouts
     assert rows["correct"].tolist()[0] and pd.isna(rows["correct"][1])
+
+
+def test_an_error_of_writing_in_the_background_is_raised(tmp_path, monkeypatch):
+    class Full(pq.ParquetWriter):
+        def write_table(self, *args, **options):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lossbench.store.ingest.background.pq.ParquetWriter", Full)
+    path = written(tmp_path / "grpo-s0.csv", "step,completion\n1,a\n1,b\n")
+    with pytest.raises(OSError, match="No space left"):
+        read(path, tmp_path / "out", mode=None, seed=None)
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 from ingest_kit import lines, notes, read, refusal, words, written
 
@@ -224,3 +225,21 @@ def test_a_mapping_is_applied_to_every_field(tmp_path):
     assert load(tmp_path / "out").steps["loss"].tolist() == [0.7]
     assert "no column 'nosuch'" in refusal(folder, tmp_path / "no", columns={**columns, "prompt": "nosuch"})
     assert "--map seed=Acc names nothing" in refusal(folder, tmp_path / "no", columns={**columns, "seed": "Acc"})
+
+
+def test_tables_are_read_some_rows_at_a_time_and_each_row_keeps_its_line(tmp_path, monkeypatch):
+    tables = [table(1, "a", "b"), table(2, "c", "d", Late=[0.25, None]), {"step": "3", "completion": "e", "Acc": 1.0}]
+    run = run_of(tmp_path / "run", [*tables, table("x", "f"), table(4, "g", "h")])
+    whole = read(run, tmp_path / "whole")
+    monkeypatch.setattr("lossbench.store.ingest.swift._ROWS_AT_ONCE", 1)
+    pieces = read(run, tmp_path / "pieces")
+    one, other = (load(tmp_path / name).table("rollouts") for name in ("whole", "pieces"))
+    pd.testing.assert_frame_equal(one, other)
+    # Acc + Format + Late of each row, as far as the row has them
+    assert one["reward"].tolist() == [1.5, 1.5, 1.75, 1.5, 1.0, 1.5, 1.5]
+    assert one["step"].tolist() == [1, 1, 2, 2, 3, 4, 4]
+    # Step 3 names no prompt: it is of no group, and not of one with other rows that name none.
+    assert one["group"].fillna(-1).tolist() == [0, 0, 0, 0, -1, 0, 0]
+    assert one[["prompt_id", "group", "sample"]].isna().all(axis=1).tolist() == [False] * 4 + [True] + [False] * 2
+    for result in (whole, pieces):
+        assert result.damage.examples == [f"{run / 'completions.jsonl'}, line 4: step 'x' is no number"]

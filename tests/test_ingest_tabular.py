@@ -216,3 +216,14 @@ def test_a_step_column_can_be_named_for_every_shape(tmp_path):
     ragged = written(tmp_path / "l.jsonl", lines({"step": 1, "metric": "kl", "value": 0.5}, {"step": 2, "other": 1}))
     assert "seed 0 assumed" in notes(read(ragged, tmp_path / "long", seed=None))
     assert load(tmp_path / "long").steps["kl"].tolist() == [0.5]
+
+
+def test_rows_without_a_group_are_of_none(tmp_path):
+    rows = [("a", 1.0), (None, 1.0), ("a", 1.0), (None, 0.0), ("b", 0.0), ("b", 1.0)]
+    text = lines(*({"step": 1, "group": group, "completion": "x", "reward": reward} for group, reward in rows))
+    read(written(tmp_path / "grpo-s0.jsonl", text), tmp_path / "out", kind="csv")
+    found = load(tmp_path / "out")
+    assert found.rollouts["group"].fillna(-1).tolist() == [0, -1, 0, -1, 1, 1]
+    assert found.rollouts["sample"].fillna(-1).tolist() == [0, -1, 1, -1, 0, 1]
+    # Two groups: the rewards of a are equal, those of b differ.
+    assert found.steps["zero_std_frac"].tolist() == [0.5]

@@ -172,8 +172,8 @@ def mode_and_seed(name: str) -> tuple[str, int] | None:
 
 def number(value: Any) -> float | None:
     """`value` as a float, None where it is null, NaN, or no number."""
-    if value is None or isinstance(value, bool):
-        return None if value is None else float(value)
+    if value is None:
+        return None
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
@@ -179,14 +179,16 @@ def _write_run(
     folder.mkdir()
     constant = {"run_id": run_id, **axes, "seed": run.seed}
     generations = request.num_generations or run.num_generations
-    sinks = {
-        name: RolloutSink(folder / f"{name}.parquet", constant, reading, generations) for name in ("rollouts", "evals")
-    }
-    for table, block in run.blocks:
-        if block.num_rows:
-            sinks[table].add(block)
-    for sink in sinks.values():
-        sink.close()
+    with ExitStack() as open_files:
+        sinks = {
+            name: open_files.enter_context(
+                closing(RolloutSink(folder / f"{name}.parquet", constant, reading, generations))
+            )
+            for name in ("rollouts", "evals")
+        }
+        for table, block in run.blocks:
+            if block.num_rows:
+                sinks[table].add(block)
     steps = _merged(run.logs, sinks["rollouts"], prefer_rows="length" in request.columns)
     if not steps and not sinks["evals"].rows:
         raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(run.damage)}")

@@ -24,23 +24,26 @@ class Grouping:
         self._groups_of_step: dict[int, int] = defaultdict(int)
 
     def columns(self, steps_N: np.ndarray, block: pa.Table) -> dict[str, pa.Array]:
-        """Columns `prompt_id`, `group` and `sample` of a block (int64), as far as it names prompts or groups."""
-        prompt_ids_N = self._prompt_ids(block) if "prompt" in block.column_names else None
-        keys_N = _hashes(block["group"].cast(pa.string())) if "group" in block.column_names else prompt_ids_N
-        if keys_N is None:
-            return {}
-        groups_N, samples_N = self._grouped(steps_N, keys_N)
-        columns = {"group": pa.array(groups_N), "sample": pa.array(samples_N)}
-        return columns if prompt_ids_N is None else {"prompt_id": pa.array(prompt_ids_N), **columns}
+        """Columns `prompt_id`, `group` and `sample` of a block (int64), as far as it names prompts or groups.
 
-    def _prompt_ids(self, block: pa.Table) -> np.ndarray:
-        keys_N = _hashes(block["prompt"])
-        keys, codes_N = np.unique(keys_N, return_inverse=True)
-        first = np.full(len(keys), len(keys_N))
-        np.minimum.at(first, codes_N, np.arange(len(keys_N)))
-        for key in keys[np.argsort(first)]:
-            self._prompts.setdefault(int(key), len(self._prompts))
-        return np.asarray([self._prompts[int(key)] for key in keys], dtype=np.int64)[codes_N]
+        Null in the rows that name none.
+        """
+        columns: dict[str, pa.Array] = {}
+        if "prompt" in block.column_names:
+            keys_N, named_N = _hashes(block["prompt"])
+            columns["prompt_id"] = _nullable(self._prompt_ids(keys_N[named_N]), named_N)
+        key = next((name for name in ("group", "prompt") if name in block.column_names), None)
+        if key is not None:
+            keys_N, named_N = _hashes(block[key].cast(pa.string()))
+            groups, samples = self._grouped(steps_N[named_N], keys_N[named_N])
+            columns |= {"group": _nullable(groups, named_N), "sample": _nullable(samples, named_N)}
+        return columns
+
+    def _prompt_ids(self, keys_N: np.ndarray) -> np.ndarray:
+        keys, first, codes_N = np.unique(keys_N, return_index=True, return_inverse=True)
+        for key in keys[np.argsort(first)].tolist():
+            self._prompts.setdefault(key, len(self._prompts))
+        return np.asarray([self._prompts[key] for key in keys.tolist()], dtype=np.int64)[codes_N]
 
     def _grouped(self, steps_N: np.ndarray, keys_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Group within its step and sample within its group of each row, in order of appearance."""
@@ -85,8 +88,15 @@ def _place_among_equals(codes_N: np.ndarray, sizes_K: np.ndarray) -> np.ndarray:
     return places_N
 
 
-def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    """A 64-bit number per row, equal for equal texts, so that no text has to be kept in memory."""
+def _nullable(values_M: np.ndarray, named_N: np.ndarray) -> pa.Array:
+    """A column (N,) of the values of the rows that are named, null in the others."""
+    values_N = np.zeros(len(named_N), dtype=np.int64)
+    values_N[named_N] = values_M
+    return pa.array(values_N, mask=~named_N)
+
+
+def _hashes(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """A 64-bit number per row, equal for equal texts, so that no text has to be kept in memory; and where text is."""
     encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
     keys = np.asarray([hash(text) for text in encoded.dictionary.to_pylist()], dtype=np.int64)
-    return keys[np.asarray(encoded.indices)]
+    return keys[np.asarray(encoded.indices)], np.asarray(column.is_valid())

@@ -39,7 +39,7 @@ def records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _record(line: bytes, place: str, damage: Damage) -> dict[str, Any] | None:
-    if not line.strip():
+    if not line or line.isspace():
         return None
     try:
         # Said here, for json would look at every line's first bytes for its encoding; a mark may open the file.
@@ -63,10 +63,11 @@ def tables(path: Path, fields: Mapping[str, pa.DataType], damage: Damage) -> Ite
     line = 1
     with path.open("rb") as stream:
         for block in _line_blocks(stream):
-            table = _table_at_once(block, options)
+            ends = block.count(b"\n")
+            table = _table_at_once(block, ends + (not block.endswith(b"\n")), options)
             if table is None:
                 table = _table_by_line(block, f"{path}, line ", line, schema, damage)
-            line += block.count(b"\n")
+            line += ends
             if table.num_rows:
                 yield table
 
@@ -78,12 +79,11 @@ def _line_blocks(stream: Any) -> Iterator[bytes]:
             yield block
 
 
-def _table_at_once(block: bytes, options: paj.ParseOptions) -> pa.Table | None:
-    """The block as Arrow reads it, None where its lines are not an object each.
+def _table_at_once(block: bytes, lines: int, options: paj.ParseOptions) -> pa.Table | None:
+    """The block as Arrow reads it, None where its `lines` lines are not an object each.
 
     Arrow takes `null` for an object without fields, and as the first line it ends the process by a fault of its own.
     """
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
     if block.startswith(b"{") + block.count(b"\n{") != lines:
         return None
     try:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
+from lossbench.store.ingest.background import BackgroundWriter
 from lossbench.store.ingest.grouping import Grouping
 from lossbench.store.ingest.step_sums import StepSums, floats
 from lossbench.store.schema import schema_for
@@ -60,7 +60,7 @@ class RolloutSink:
         self._grouping = Grouping(num_generations)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
-        self._writer: pq.ParquetWriter | None = None
+        self._writer: BackgroundWriter | None = None
 
     def add(self, block: pa.Table) -> None:
         """Take a block with columns of `ROW_FIELDS`, `step` among them. Raises UsageError where the length unit
@@ -158,11 +158,8 @@ class RolloutSink:
         if not self._pending:
             return
         if self._writer is None:
-            schema = schema_for(self.table)
-            repetitive = [name for name in schema.names if name != "completion"]  # no two completions are alike
-            options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
-            self._writer = pq.ParquetWriter(self.path, schema, compression="zstd", compression_level=1, **options)
-        self._writer.write_table(pa.concat_tables(self._pending).unify_dictionaries())
+            self._writer = BackgroundWriter(self.path, schema_for(self.table))
+        self._writer.write(pa.concat_tables(self._pending))
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
 

@@ -46,11 +46,12 @@ class StepSums:
             for step, total in zip(steps.tolist(), totals.tolist(), strict=True):
                 self._sums[step][name] += total
         if "group" in columns:
-            self._span_rewards(steps_N, np.asarray(columns["group"]), reward_N)
+            self._span_rewards(steps_N, columns["group"], reward_N)
 
-    def _span_rewards(self, steps_N: np.ndarray, groups_N: np.ndarray, reward_N: np.ndarray) -> None:
+    def _span_rewards(self, steps_N: np.ndarray, groups: pa.Array, reward_N: np.ndarray) -> None:
         """Keep, for each step, the number of groups and how many of them have rewards that are all equal."""
-        known_N = ~np.isnan(reward_N)
+        known_N = ~np.isnan(reward_N) & np.asarray(groups.is_valid())
+        groups_N = np.asarray(groups.fill_null(0))
         steps_N, reward_N, names_N = steps_N[known_N], reward_N[known_N], mixed(steps_N, groups_N)[known_N]
         names_G, first_G, codes_N = np.unique(names_N, return_index=True, return_inverse=True)
         low_G, high_G = np.full(len(names_G), np.inf), np.full(len(names_G), -np.inf)

@@ -9,7 +9,7 @@ A generation is logged again at each step that uses it, with `--log_entropy` onl
 an evaluation logs its table after the training's of the same step.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ from lossbench.store.ingest.trainer_logs import (
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
 _PROGRESS = ("global_step/max_steps", "iteration")
-_SINGLE_ROWS = 2000  # completions per block where a line holds one
+_ROWS_AT_ONCE = 2000  # completions per block
+
+Columns = dict[str, list[Any]]
 
 
 def found(path: Path) -> str | None:
@@ -126,22 +128,41 @@ def _blocks(
     file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request
 ) -> Iterator[Block]:
     tables = TrainingTables(only_evaluated)
-    singles: dict[int, dict[str, Any]] = {}  # by line
-    for line, record in _checked(file, request):
-        place = f"{file}, line {line}"
-        if not isinstance(record["completion"], list):
-            singles[line] = record
-            if len(singles) == _SINGLE_ROWS:
-                yield _block(_transposed(singles.values()), rewards, str(file), request, [*singles])
-                singles = {}
-        elif (new := tables.new_rows(record)) is not None:
-            yield _block(new, rewards, place, request)
-    if singles:
-        yield _block(_transposed(singles.values()), rewards, str(file), request, [*singles])
+    for lines, columns in _joined(_new_tables(file, tables, request)):
+        fields = completion_fields(columns, rewards, ("advantages", "advantage"), request, str(file))
+        yield "rollouts", block(fields, str(file), request.damage, lines)
     if tables.left_out:
         run.notes.append(
             f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
         )
+
+
+def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[tuple[int, Columns]]:
+    """(line number, columns) of every table of completions not read before; a line of one completion is a table too."""
+    for line, record in _checked(file, request):
+        if not isinstance(record["completion"], list):
+            yield line, {name: [value] for name, value in record.items()}
+        elif (new := tables.new_rows(record)) is not None:
+            yield line, new
+
+
+def _joined(tables: Iterable[tuple[int, Columns]]) -> Iterator[tuple[list[int], Columns]]:
+    """Each row's line number, and the columns of some thousand rows: small blocks are dear."""
+    lines: list[int] = []
+    joined: Columns = {}
+    for line, columns in tables:
+        for name in columns:
+            if name not in joined:
+                joined[name] = [None] * len(lines)
+        rows = len(columns["completion"])
+        for name, values in joined.items():
+            values.extend(columns.get(name) or [None] * rows)
+        lines.extend([line] * rows)
+        if len(lines) >= _ROWS_AT_ONCE:
+            yield lines, joined
+            lines, joined = [], {}
+    if lines:
+        yield lines, joined
 
 
 def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -169,22 +190,12 @@ def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]
 
 def _from_one(step: Any, column: str) -> Any:
     """A step, or a list of steps, counted from 1; what is no number stays as it is."""
+    if column != "gen_step":  # Megatron counts sampling rounds from 0
+        return step
     if isinstance(step, list):
         return [_from_one(value, column) for value in step]
     known = whole(step)
-    # Megatron counts sampling rounds from 0.
-    return step if known is None or column != "gen_step" else known + 1
-
-
-def _transposed(rows: Collection[dict[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-
-
-def _block(
-    columns: dict[str, list[Any]], rewards: Rewards, place: str, request: Request, lines: list[int] | None = None
-) -> Block:
-    fields = completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
-    return "rollouts", block(fields, place, request.damage, lines)
+    return step if known is None else known + 1
 
 
 FORMAT = Format("ms-swift: completions.jsonl, logging.jsonl and args.json", found, read)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lossbench.store.ingest.base import Damage, Request, number, whole
 from lossbench.store.ingest.jsonl import UNREADABLE
 
@@ -146,12 +148,11 @@ def completion_fields(
 
 def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
     """Row by row weighted sum of columns; nulls and NaN are left out, a row of nothing else is null."""
-    totals: list[float | None] = []
-    for values in zip(*(columns[name] for name in weights), strict=True):
-        parts = zip(map(number, values), weights.values(), strict=True)
-        present = [weight * value for value, weight in parts if value is not None]
-        totals.append(sum(present) if present else None)
-    return totals
+    values_FN = np.array([list(map(number, columns[name])) for name in weights], dtype=float)  # None is NaN
+    weighted_FN = np.array([*weights.values()])[:, None] * values_FN
+    known_FN = ~np.isnan(values_FN)
+    totals = np.where(known_FN, weighted_FN, 0.0).sum(axis=0).tolist()
+    return [total if known else None for total, known in zip(totals, known_FN.any(axis=0).tolist(), strict=True)]
 
 
 def message_text(value: Any) -> str | None:
@@ -160,6 +161,8 @@ def message_text(value: Any) -> str | None:
     >>> message_text([{"role": "user", "content": "What is 1 + 1?"}])
     'What is 1 + 1?'
     """
+    if type(value) is str:
+        return value
     texts, waiting = [], [value]
     while waiting:  # not by recursion: how deep a logged value goes is not ours to say
         part = waiting.pop()
