@@ -177,13 +177,38 @@ def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monke
     path = tmp_path / f"all.{suffix}"
     pd.DataFrame(rows).to_csv(path, index=False) if suffix == "csv" else path.write_text(lines(*rows))
     read(path, tmp_path / "whole", kind="csv", mode=None, seed=None)
-    monkeypatch.setattr("lossbench.store.ingest.tabular.BATCH_BYTES", 500)
+    monkeypatch.setattr("lossbench.store.ingest.table_completions.BATCH_BYTES", 500)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     read(path, tmp_path / "pieces", kind="csv", mode=None, seed=None)
     whole, pieces = (load(tmp_path / name) for name in ("whole", "pieces"))
     assert len(whole.runs) == 4 and len(whole.rollouts) == 48
     pd.testing.assert_frame_equal(whole.table("rollouts"), pieces.table("rollouts"))
     pd.testing.assert_frame_equal(whole.steps, pieces.steps)
     assert whole.rollouts["sample"].tolist() == [0, 1, 2] * 16
+    assert not any((tmp_path / "temporary").iterdir())
+
+
+def test_completions_of_several_runs_are_read_once(tmp_path, monkeypatch):
+    rows = [
+        {"mode": "grpo", "seed": i % 3, "step": 1 + i // 30, "completion": f"x{i}", "correct": i % 2 == 0}
+        for i in range(300)
+    ]
+    rows[250:] = [{**row, "correct": 0.25, "advantage": 1.0} for row in rows[250:]]  # numbers, and a column, begin late
+    rows[299]["step"] = None
+    path = written(tmp_path / "all.jsonl", lines(*rows[:100]) + "torn\n" + lines(*rows[100:]))
+    opened: list[int] = []
+    monkeypatch.setattr(table_rows, "records", lambda *args: opened.append(1) or records(*args))
+    monkeypatch.setattr("lossbench.store.ingest.table_completions.BATCH_BYTES", 5000)
+    result = read(path, tmp_path / "out", kind="csv", mode=None, seed=None)
+    assert len(opened) == 2  # for its first rows, and then as a whole
+    # The torn line is damage of each run, the row without a step (299 = 3 * 99 + 2) of seed 2 alone.
+    assert [run["damaged"] for run in result.runs.values()] == [1, 1, 2] and result.damage.count == 2
+    found = load(tmp_path / "out").table("rollouts")
+    assert found["completion"].tolist() == [f"x{i}" for seed in range(3) for i in range(seed, 299, 3)]
+    assert found["correct"].sum() == 125 and found["advantage"].notna().sum() == 49
+    late = lines(*rows[:250], *({**row, "run": "a"} for row in rows[250:]))
+    assert "column run begins after row 200" in refusal(written(path, late), tmp_path / "late", kind="csv")
 
 
 def test_a_byte_order_mark_may_open_the_lines(tmp_path):

@@ -4,11 +4,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lossbench.store.ingest.base import Damage, number, whole
 
 _NUMBERS = ("step", "reward", "advantage", "length")
 _FALSE, _TRUE = ("false", "no", ""), ("true", "yes")
+_USUAL_KINDS = {
+    "step": (pa.int64(),),
+    "reward": (pa.float64(),),
+    "advantage": (pa.float64(),),
+    "length": (pa.float64(),),
+    "correct": (pa.bool_(), pa.float64()),
+    "terminated": (pa.bool_(),),
+}
 
 
 def block(
@@ -18,16 +27,37 @@ def block(
 
     `lines` are the rows' numbers in the file, where they are not those of the block.
     """
-    checked = {name: _values(name, values) for name, values in columns.items()}
-    good = [i for i, step in enumerate(checked["step"]) if step is not None]
-    if len(good) < len(checked["step"]):
-        for i, step in enumerate(checked["step"]):
-            if step is None:
-                row = f"row {i + 1}" if lines is None else f"line {lines[i]}"
-                damage.add(f"{place}, {row}", f"step {columns['step'][i]!r} is no number")
-        checked = {name: [values[i] for i in good] for name, values in checked.items()}
-    arrays = {name: storable(values, _kind(name, values)) for name, values in checked.items()}
-    return pa.table(arrays)
+    table = pa.table({name: _column(name, values) for name, values in columns.items()})
+    stepped = table["step"].is_valid()
+    if table["step"].null_count == 0:
+        return table
+    for i, known in enumerate(stepped.to_pylist()):
+        if not known:
+            row = f"row {i + 1}" if lines is None else f"line {lines[i]}"
+            damage.add(f"{place}, {row}", f"step {columns['step'][i]!r} is no number")
+    return table.filter(stepped)
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
+    for kind in _USUAL_KINDS.get(name, (pa.string(),)):
+        column = _of_kind(values, kind)
+        if column is not None and (name != "step" or _countable(column)):
+            return column
+    checked = _values(name, values)
+    return storable(checked, _kind(name, checked))
+
+
+def _of_kind(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """The column where every value is null (or NaN) or of a type that `kind` takes as it is; else None."""
+    try:
+        return pa.array(values, kind, from_pandas=True)
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return None
+
+
+def _countable(steps: pa.Array) -> bool:
+    extremes = pc.call_function("min_max", [steps]).as_py()
+    return all(step is None or whole(step) is not None for step in extremes.values())
 
 
 def storable(values: list[Any], kind: pa.DataType) -> pa.Array:

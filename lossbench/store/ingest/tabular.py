@@ -7,74 +7,27 @@ named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...
 needs no columns mode and seed. A table with a column of completions or lengths that has several rows per step holds
 completions, not curves.
 
-Completions are never in memory as a whole. A file whose first rows show completions of one run is read once, as its
-blocks are taken; any other once for its header and damaged lines, once for whose rows it holds, and once more for the
-completions of each run. Curves are small.
+Completions are never in memory as a whole. A file whose first rows show completions is read once; any other once for
+its header and damaged lines, once for whose rows it holds, and once more for curves and for completions. Curves are
+small.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, islice
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from lossbench.errors import UsageError, one_line
-from lossbench.store.ingest.base import (
-    ROW_FIELDS,
-    STEP_FIELDS,
-    Block,
-    Damage,
-    Format,
-    IngestedRun,
-    Request,
-    metric,
-    mode_and_seed,
-    whole,
-)
-from lossbench.store.ingest.blocks import block
-from lossbench.store.ingest.table_rows import STEP_NAMES, TENSORBOARD_NAME, Numbered, Row, raw_rows, step_column, tidier
+from lossbench.store.ingest.base import STEP_FIELDS, Block, Damage, Format, IngestedRun, Request, metric, whole
+from lossbench.store.ingest.table import Key, Table, look_into
+from lossbench.store.ingest.table_completions import ROW_NAMES, blocks_by_run, blocks_of, completions_in
+from lossbench.store.ingest.table_rows import TENSORBOARD_NAME, Row, raw_rows
 from lossbench.store.ingest.trainer_logs import STEP_KEYS
 from lossbench.store.ingest.verl import STEP_KEYS as VERL_STEP_KEYS
 
 SUFFIXES = (".csv", ".json", ".jsonl")
-_ROW_NAMES = {
-    "prompt": ("prompt", "input", "question"),
-    "completion": ("completion", "output", "response"),
-    "reward": ("reward", "score"),
-    "correct": ("correct", "acc", "accuracy"),
-    "advantage": ("advantage", "advantages"),
-    "length": ("length", "length_tokens", "completion_length", "response_length"),
-    "terminated": ("terminated",),
-    "group": ("group", "uid"),
-}
-_AXES = ("mode", "seed", "run")
-BATCH_BYTES = 1 << 20  # of rows in memory at once, about
-_ROW_BYTES = 200  # of a row beside its text, about
-_FIRST_ROWS = 200  # that say whether a file holds completions of one run
-
-
-class Key(NamedTuple):
-    """Whose row it is, as far as the table says."""
-
-    mode: str | None
-    seed: int | None
-    run: str | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A file that was looked into: its columns, and what says whose row it is. `only` where all rows are one run's."""
-
-    file: Path
-    header: list[str]
-    step: str
-    tidied: Callable[[Row], list[Row]]
-    key: Callable[[Row], Key]
-    only: Key | None
-
-    def rows(self, damage: Damage) -> Iterator[Numbered]:
-        """Its rows in wide form."""
-        return ((number, row) for number, raw in raw_rows(self.file, damage) for row in self.tidied(raw))
 
 
 def found(path: Path) -> str | None:
@@ -97,83 +50,61 @@ def _tensorboard_json(file: Path) -> bool:
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """One run per mode, seed and run name that the tables at `path` tell apart."""
-    runs: dict[Key, IngestedRun] = {}
-    for file in _tables(path):
-        if (one := _completions_of_one_run(file, request)) is not None:
-            table, key = one
-            run = _run_of(key, runs, file, path, request)
-            run.blocks = chain(run.blocks, _blocks(table, key, run, request, run.damage))
-            continue
-        damage = request.damage.part()
-        table = _table(file, raw_rows(file, damage), request)
-        if table is None:
-            damage.add(str(file), "holds no row")
-            continue
+    runs = _Runs(path, request)
+    with TemporaryDirectory(prefix="lossbench-") as scratch:
+        for file in _tables(path):
+            _read_table(file, runs, request, Path(scratch))
+        yield from runs.by_key.values()
+
+
+def _read_table(file: Path, runs: "_Runs", request: Request, scratch: Path) -> None:
+    damage = request.damage.part()
+    run_of = partial(runs.of, file=file)
+    if (table := completions_in(file, request)) is not None and table.only is not None:
+        runs.add(file, {table.only: blocks_of(table, run_of(table.only), request)})
+    elif table is not None:
+        runs.add(file, blocks_by_run(table, run_of, damage, request, scratch), damage)
+    elif (table := look_into(file, raw_rows(file, damage), request)) is not None:
         kinds = _kinds(table, request)
         for key in kinds:
-            _run_of(key, runs, file, path, request).damage.share(damage)
-        curves = {key: runs[key] for key, completions in kinds.items() if not completions}
+            run_of(key).damage.share(damage)
+        curves = {key: run_of(key) for key, completions in kinds.items() if not completions}
         if curves:
             _add_curves(table, curves, request)
-        for key in kinds.keys() - curves.keys():
-            blocks = _blocks(table, key, runs[key], request, Damage())  # its lines' damage is counted already
-            runs[key].blocks = chain(runs[key].blocks, blocks)
-    yield from runs.values()
+        if completions := kinds.keys() - curves.keys():
+            runs.add(file, blocks_by_run(table, run_of, Damage(), request, scratch, completions))
+    else:
+        damage.add(str(file), "holds no row")
 
 
-def _run_of(key: Key, runs: dict[Key, IngestedRun], file: Path, source: Path, request: Request) -> IngestedRun:
-    if key not in runs:
-        name = one_line(key.run or (file.stem if key.mode is None else f"{key.mode}-s{key.seed}"))
-        runs[key] = IngestedRun(source, name, mode=key.mode, seed=key.seed, damage=request.damage.part())
-    return runs[key]
+class _Runs:
+    """The runs found so far."""
 
+    def __init__(self, source: Path, request: Request) -> None:
+        self.by_key: dict[Key, IngestedRun] = {}
+        self._source, self._request = source, request
 
-def _completions_of_one_run(file: Path, request: Request) -> tuple[Table, Key] | None:
-    """The table in a file and its run, where its first rows show that it holds completions of one run; else None."""
-    first = list(islice(raw_rows(file, Damage()), _FIRST_ROWS))
-    header = {name for _, raw in first for name in raw}
-    text = request.columns.get("completion")
-    is_known = text in header if text else any(name in header for name in _ROW_NAMES["completion"])
-    if not is_known or not header.issuperset(request.columns.values()) or not header.intersection(STEP_NAMES):
-        return None
-    table = _table(file, first, request)
-    return (table, table.only) if table is not None and table.only is not None else None
+    def of(self, key: Key, file: Path) -> IngestedRun:
+        """The run that `key` in `file` names."""
+        if key not in self.by_key:
+            name = one_line(key.run or (file.stem if key.mode is None else f"{key.mode}-s{key.seed}"))
+            damage = self._request.damage.part()
+            self.by_key[key] = IngestedRun(self._source, name, mode=key.mode, seed=key.seed, damage=damage)
+        return self.by_key[key]
 
-
-def _table(file: Path, rows: Iterable[Numbered], request: Request) -> Table | None:
-    """The table in a file by those of its rows that are given, None where there is none."""
-    tidied: Callable[[Row], list[Row]] | None = None
-    header: dict[str, None] = {}
-    for _, raw in rows:
-        tidied = tidied or tidier(file, list(raw), request)
-        for row in tidied(raw):
-            header.update(dict.fromkeys(row))
-    if tidied is None:
-        return None
-    columns = list(header)
-    key, only = _key_of(file, columns, request)
-    return Table(file, columns, step_column(columns, file, request), tidied, key, only)
-
-
-def _key_of(file: Path, header: list[str], request: Request) -> tuple[Callable[[Row], Key], Key | None]:
-    """Whose row it is: by its columns, else by the run's name in it, else by the file's name; and whose all are."""
-    mode, seed, run = (request.column(name, (name,), header, str(file)) for name in _AXES)
-    of_file = mode_and_seed(file.stem)
-
-    def key(row: Row) -> Key:
-        name = str(row[run]) if run and row.get(run) is not None else None
-        named = mode_and_seed(name) if name else of_file
-        own_mode = row.get(mode) if mode else named[0] if named else None
-        own_seed = whole(row.get(seed)) if seed else named[1] if named else None
-        return Key(None if own_mode is None else str(own_mode), own_seed, name)
-
-    return key, None if mode or seed or run else key({})
+    def add(self, file: Path, blocks: Mapping[Key, Iterator[Block]], damage: Damage | None = None) -> None:
+        """Add blocks of completions behind those that the runs have; damaged lines of a file damage each of its
+        runs."""
+        for key, more in blocks.items():
+            run = self.of(key, file)
+            run.blocks = chain(run.blocks, more)
+            run.damage.share(damage or Damage())
 
 
 def _kinds(table: Table, request: Request) -> dict[Key, bool]:
     """The runs of a table, and whether it holds completions of them: texts, or lengths with several rows a step."""
-    texts = request.column("completion", _ROW_NAMES["completion"], table.header, str(table.file))
-    length = request.column("length", _ROW_NAMES["length"], table.header, str(table.file))
+    texts = request.column("completion", ROW_NAMES["completion"], table.header, str(table.file))
+    length = request.column("length", ROW_NAMES["length"], table.header, str(table.file))
     kinds: dict[Key, bool] = {}
     steps: dict[Key, set[Any]] = {}
     for _, row in table.rows(Damage()):
@@ -184,45 +115,6 @@ def _kinds(table: Table, request: Request) -> dict[Key, bool]:
         kinds[key] = step in before
         before.add(step)
     return kinds
-
-
-def _blocks(table: Table, key: Key, run: IngestedRun, request: Request, damage: Damage) -> Iterator[Block]:
-    """The completions of one run; damaged lines are counted in `damage`, rows without a step in the run's."""
-    place = f"{table.file} ({run.name})"
-    header = dict.fromkeys(table.header)
-    own = ((line, row) for line, row in table.rows(damage) if table.only is not None or table.key(row) == key)
-    for lines, rows in _batches(own):
-        for row in rows:
-            if not row.keys() <= header.keys():  # a column may begin late
-                header.update(dict.fromkeys(row))
-        if table.only is not None and (late := [name for name in _AXES if name in header]):
-            raise UsageError(f"{place}: column {late[0]} begins after row {_FIRST_ROWS}: give every row one, or none")
-        fields = {
-            ours: [row.get(column) for row in rows]
-            for ours in ROW_FIELDS
-            if ours != "step" and (column := request.column(ours, _ROW_NAMES.get(ours, ()), header, place))
-        }
-        steps = [row.get(table.step) for row in rows]
-        yield "rollouts", block({**fields, "step": steps}, place, run.damage, lines)
-
-
-def _batches(rows: Iterable[Numbered]) -> Iterator[tuple[list[int], list[Row]]]:
-    """Line numbers and rows, about a megabyte at a time."""
-    lines: list[int] = []
-    batch: list[Row] = []
-    waiting = 0
-    for line, row in rows:
-        lines.append(line)
-        batch.append(row)
-        waiting += _ROW_BYTES
-        for value in row.values():
-            if type(value) is str:
-                waiting += len(value)
-        if waiting >= BATCH_BYTES:
-            yield lines, batch
-            lines, batch, waiting = [], [], 0
-    if batch:
-        yield lines, batch
 
 
 def _add_curves(table: Table, runs: dict[Key, IngestedRun], request: Request) -> None:

@@ -151,8 +151,9 @@ def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -
     values_FN = np.array([list(map(number, columns[name])) for name in weights], dtype=float)  # None is NaN
     weighted_FN = np.array([*weights.values()])[:, None] * values_FN
     known_FN = ~np.isnan(values_FN)
-    totals = np.where(known_FN, weighted_FN, 0.0).sum(axis=0).tolist()
-    return [total if known else None for total, known in zip(totals, known_FN.any(axis=0).tolist(), strict=True)]
+    known_N = known_FN.sum(axis=0) > 0
+    totals_N = np.where(known_FN, weighted_FN, 0.0).sum(axis=0)
+    return [total if known else None for total, known in zip(totals_N.tolist(), known_N.tolist(), strict=True)]
 
 
 def message_text(value: Any) -> str | None:
@@ -182,14 +183,21 @@ class RepeatedTable:
 
     def __init__(self) -> None:
         """No table seen yet."""
-        self._last: list[int] = []
+        self._last: list[Sequence[Any]] = []
 
     def known_rows(self, *columns: Sequence[Any]) -> int:
         """How many rows of this table are the whole of the one before, at its beginning; 0 where it is another."""
-        rows = [hash(tuple(map(str, row))) for row in zip(*columns, strict=True)]
-        known = len(self._last) if rows[: len(self._last)] == self._last else 0
-        self._last = rows
+        known = len(self._last[0]) if self._last and len(self._last) == len(columns) else 0
+        if not all(_begins_with(column, last) for column, last in zip(columns, self._last, strict=False)):
+            known = 0
+        self._last = [*columns]
         return known
+
+
+def _begins_with(column: Sequence[Any], earlier: Sequence[Any]) -> bool:
+    """Whether a column's first values are those of an earlier one, NaN where that is NaN."""
+    pairs = zip(column, earlier, strict=False)
+    return len(column) >= len(earlier) and all(new == old or (new != new and old != old) for new, old in pairs)
 
 
 class TrainingTables:

@@ -1,0 +1,158 @@
+"""A table of completions, read once whatever number of runs it holds, and never in memory as a whole."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from lossbench.errors import UsageError
+from lossbench.store.ingest.base import ROW_FIELDS, Block, Damage, IngestedRun, Request
+from lossbench.store.ingest.blocks import block
+from lossbench.store.ingest.table import Key, Table, axes_in, look_into
+from lossbench.store.ingest.table_rows import STEP_NAMES, Row, raw_rows
+
+ROW_NAMES = {
+    "prompt": ("prompt", "input", "question"),
+    "completion": ("completion", "output", "response"),
+    "reward": ("reward", "score"),
+    "correct": ("correct", "acc", "accuracy"),
+    "advantage": ("advantage", "advantages"),
+    "length": ("length", "length_tokens", "completion_length", "response_length"),
+    "terminated": ("terminated",),
+    "group": ("group", "uid"),
+}
+BATCH_BYTES = 4 << 20  # of rows in memory at once, about
+_ROW_BYTES = 200  # of a row beside its text, about
+_FIRST_ROWS = 200  # that say whether a file holds completions, and of which columns whose they are
+_JOINED_ROWS = 2000  # of a run that stands between others' rows: small blocks are dear
+
+RunOf = Callable[[Key], IngestedRun]
+
+
+def completions_in(file: Path, request: Request) -> Table | None:
+    """The table in a file, where its first rows show that it holds completions; else None."""
+    first = list(islice(raw_rows(file, Damage()), _FIRST_ROWS))
+    header = {name for _, raw in first for name in raw}
+    text = request.columns.get("completion")
+    is_known = text in header if text else any(name in header for name in ROW_NAMES["completion"])
+    if not is_known or not header.issuperset(request.columns.values()):
+        return None
+    if "step" not in request.columns and not header.intersection(STEP_NAMES):
+        return None
+    return look_into(file, first, request)
+
+
+def blocks_of(table: Table, run: IngestedRun, request: Request) -> Iterator[Block]:
+    """The completions of a table whose rows are all those of `run`, read as they are asked for."""
+    for _, part in _parts(table, lambda key: run, run.damage, request):
+        yield "rollouts", part
+
+
+def blocks_by_run(
+    table: Table,
+    run_of: RunOf,
+    damage: Damage,
+    request: Request,
+    scratch: Path,
+    wanted: Collection[Key] | None = None,
+) -> dict[Key, Iterator[Block]]:
+    """The completions of each run in a table, or of the runs that are wanted.
+
+    The table is read now; what it holds waits in the folder `scratch`. Its damaged lines are counted in `damage`.
+    """
+    waiting = _Waiting(scratch / table.file.name)
+    for key, part in _parts(table, run_of, damage, request, wanted):
+        waiting.add(key, part)
+    return {key: waiting.blocks(key) for key in waiting.keys}
+
+
+def _parts(
+    table: Table, run_of: RunOf, damage: Damage, request: Request, wanted: Collection[Key] | None = None
+) -> Iterator[tuple[Key, pa.Table]]:
+    """The completions of one run after the other, some megabytes at a time, under the names of `ROW_FIELDS`.
+
+    Damaged lines are counted in `damage`, rows without a step in their run's.
+    """
+    axes = axes_in(table.header, table.file, request)
+    header = dict.fromkeys(table.header)
+    for batch in _batches(table, damage, wanted):
+        for _, rows in batch.values():
+            for row in rows:
+                if not row.keys() <= header.keys():  # a column may begin late
+                    header.update(dict.fromkeys(row))
+        for before, now in zip(axes, axes_in(header, table.file, request), strict=True):
+            if before != now:
+                raise UsageError(
+                    f"{table.file}: column {now} begins after row {_FIRST_ROWS}: give every row one, or none"
+                )
+        for key, (lines, rows) in batch.items():
+            run = run_of(key)
+            place = f"{table.file} ({run.name})"
+            fields = {
+                ours: [row.get(column) for row in rows]
+                for ours in ROW_FIELDS
+                if ours != "step" and (column := request.column(ours, ROW_NAMES.get(ours, ()), header, place))
+            }
+            steps = [row.get(table.step) for row in rows]
+            yield key, block({**fields, "step": steps}, place, run.damage, lines)
+
+
+def _batches(
+    table: Table, damage: Damage, wanted: Collection[Key] | None
+) -> Iterator[dict[Key, tuple[list[int], list[Row]]]]:
+    """Line numbers and rows of each run, some megabytes at a time."""
+    batch: dict[Key, tuple[list[int], list[Row]]] = defaultdict(lambda: ([], []))
+    waiting = 0
+    for line, row in table.rows(damage):
+        key = table.only or table.key(row)
+        if wanted is not None and key not in wanted:
+            continue
+        lines, rows = batch[key]
+        lines.append(line)
+        rows.append(row)
+        waiting += _ROW_BYTES
+        for value in row.values():
+            if type(value) is str:
+                waiting += len(value)
+        if waiting >= BATCH_BYTES:
+            yield batch
+            batch.clear()
+            waiting = 0
+    if batch:
+        yield batch
+
+
+class _Waiting:
+    """Completions that wait on disk, a file for each run, until that run is read."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self.keys: dict[Key, Path] = {}
+
+    def add(self, key: Key, part: pa.Table) -> None:
+        path = self.keys.setdefault(key, self._folder / f"{len(self.keys)}.arrows")
+        # A stream for each part, since a column may begin late, or be of numbers after it was of flags.
+        with path.open("ab") as file, pa.ipc.new_stream(file, part.schema) as stream:
+            stream.write_table(part)
+
+    def blocks(self, key: Key) -> Iterator[Block]:
+        parts: list[pa.Table] = []
+        for part in self._parts(key):
+            if parts and (part.schema != parts[0].schema or sum(p.num_rows for p in parts) >= _JOINED_ROWS):
+                yield "rollouts", pa.concat_tables(parts)
+                parts = []
+            parts.append(part)
+        if parts:
+            yield "rollouts", pa.concat_tables(parts)
+        self.keys[key].unlink()
+
+    def _parts(self, key: Key) -> Iterator[pa.Table]:
+        path = self.keys[key]
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while file.tell() < size:
+                with pa.ipc.open_stream(file) as stream:
+                    yield stream.read_all()
