@@ -168,7 +168,7 @@ def test_a_table_of_runs_damages_each_of_them_once(tmp_path):
 def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monkeypatch):
     rows = [
         {"mode": mode, "seed": seed, "step": step, "question": f"q{p}", "output": "x " * step, "score": float(p == s)}
-        for step in (1, 2)
+        for step in (2, 1)
         for mode in ("grpo", "dapo")
         for seed in (0, 1)
         for p in range(2)
@@ -186,6 +186,7 @@ def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monke
     pd.testing.assert_frame_equal(whole.table("rollouts"), pieces.table("rollouts"))
     pd.testing.assert_frame_equal(whole.steps, pieces.steps)
     assert whole.rollouts["sample"].tolist() == [0, 1, 2] * 16
+    assert whole.rollouts["generation"].tolist() == ([1] * 6 + [2] * 6) * 4  # in order of appearance
     assert not any((tmp_path / "temporary").iterdir())
 
 

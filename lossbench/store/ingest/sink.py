@@ -92,9 +92,10 @@ class RolloutSink:
         return self.rows > 0 and column not in self._known
 
     def _generation_column(self, steps_N: np.ndarray) -> pa.Array:
-        steps, codes_N = np.unique(steps_N, return_inverse=True)
-        numbers = [self.generations.setdefault(step, len(self.generations) + 1) for step in steps.tolist()]
-        return pa.array(np.asarray(numbers)[codes_N])
+        steps, first, codes_N = np.unique(steps_N, return_index=True, return_inverse=True)
+        for step in steps[np.argsort(first)].tolist():
+            self.generations.setdefault(step, len(self.generations) + 1)
+        return pa.array(np.asarray([self.generations[step] for step in steps.tolist()])[codes_N])
 
     def _correct(self, block: pa.Table) -> dict[str, Any]:
         above = self._reading.correct_above

@@ -9,7 +9,7 @@ A generation is logged again at each step that uses it, with `--log_entropy` onl
 an evaluation logs its table after the training's of the same step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
 _PROGRESS = ("global_step/max_steps", "iteration")
 _ROWS_AT_ONCE = 2000  # completions per block
 
-Columns = dict[str, list[Any]]
+Columns = Mapping[str, Sequence[Any]]
+Numbered = tuple[list[int], Columns]
+"""The line of the file that each row of a table is from, and the table's columns."""
 
 
 def found(path: Path) -> str | None:
@@ -128,8 +130,7 @@ def _blocks(
     file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request
 ) -> Iterator[Block]:
     tables = TrainingTables(only_evaluated)
-    for lines, columns in _joined(_new_tables(file, tables, request)):
-        fields = completion_fields(columns, rewards, ("advantages", "advantage"), request, str(file))
+    for lines, fields in _joined(_fields(_new_tables(file, tables, request), file, rewards, request)):
         yield "rollouts", block(fields, str(file), request.damage, lines)
     if tables.left_out:
         run.notes.append(
@@ -137,32 +138,48 @@ def _blocks(
         )
 
 
-def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[tuple[int, Columns]]:
-    """(line number, columns) of every table of completions not read before; a line of one completion is a table too."""
+def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[Numbered]:
+    """Every table of completions not read before; lines of one completion each make tables together."""
+    singles: dict[int, dict[str, Any]] = {}
     for line, record in _checked(file, request):
-        if not isinstance(record["completion"], list):
-            yield line, {name: [value] for name, value in record.items()}
+        is_table = isinstance(record["completion"], list)
+        if singles and (is_table or len(singles) == _ROWS_AT_ONCE):
+            yield [*singles], _transposed(singles.values())
+            singles = {}
+        if not is_table:
+            singles[line] = record
         elif (new := tables.new_rows(record)) is not None:
-            yield line, new
+            yield [line] * len(new["completion"]), new
+    if singles:
+        yield [*singles], _transposed(singles.values())
 
 
-def _joined(tables: Iterable[tuple[int, Columns]]) -> Iterator[tuple[list[int], Columns]]:
-    """Each row's line number, and the columns of some thousand rows: small blocks are dear."""
-    lines: list[int] = []
-    joined: Columns = {}
-    for line, columns in tables:
-        for name in columns:
-            if name not in joined:
-                joined[name] = [None] * len(lines)
-        rows = len(columns["completion"])
+def _transposed(rows: Collection[dict[str, Any]]) -> Columns:
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+
+
+def _fields(tables: Iterable[Numbered], file: Path, rewards: Rewards, request: Request) -> Iterator[Numbered]:
+    """The tables under our names."""
+    for lines, columns in tables:
+        place = f"{file}, line {lines[0]}"
+        yield lines, completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
+
+
+def _joined(tables: Iterable[Numbered]) -> Iterator[Numbered]:
+    """The tables joined until they have some thousand rows: small blocks are dear."""
+    joined_lines: list[int] = []
+    joined: dict[str, list[Any]] = {}
+    for lines, columns in tables:
+        for name in columns.keys() - joined.keys():
+            joined[name] = [None] * len(joined_lines)
         for name, values in joined.items():
-            values.extend(columns.get(name) or [None] * rows)
-        lines.extend([line] * rows)
-        if len(lines) >= _ROWS_AT_ONCE:
-            yield lines, joined
-            lines, joined = [], {}
-    if lines:
-        yield lines, joined
+            values.extend(columns.get(name) or [None] * len(lines))
+        joined_lines.extend(lines)
+        if len(joined_lines) >= _ROWS_AT_ONCE:
+            yield joined_lines, joined
+            joined_lines, joined = [], {}
+    if joined_lines:
+        yield joined_lines, joined
 
 
 def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -215,7 +215,7 @@ class TrainingTables:
         self._steps: set[int] = set()
         self._training, self._first = True, None  # of the table that goes on: whether it is read, and at which step
 
-    def new_rows(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]] | None:
+    def new_rows(self, columns: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]] | None:
         """The columns (step and completion among them) without the rows known already; None where no row is new."""
         steps = {step for value in columns["step"] if (step := whole(value)) is not None}
         compared = [columns[name] for name in ("prompt", "completion") if name in columns]
