@@ -191,6 +191,15 @@ def whole(value: Any) -> int | None:
     return None if known is None or abs(known) > _LARGEST else int(known)
 
 
+def wholes(values: Iterable[Any]) -> list[int | None]:
+    """`whole` of each value, worked out once for values that are equal: a log names its step in every row."""
+    known: dict[Any, int | None] = {}
+    try:
+        return [known[value] if value in known else known.setdefault(value, whole(value)) for value in values]
+    except TypeError:  # a list is no key
+        return [whole(value) for value in values]
+
+
 def metric(name: str, value: Any) -> float | None:
     """A value of column `name` of `steps`, None where there is none."""
     return whole(value) if name in _COUNTS else number(value)

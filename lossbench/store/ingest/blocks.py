@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lossbench.store.ingest.base import Damage, number, whole
+from lossbench.store.ingest.base import Damage, number, whole, wholes
 
 _NUMBERS = ("step", "reward", "advantage", "length")
 _FALSE, _TRUE = ("false", "no", ""), ("true", "yes")
@@ -71,7 +71,7 @@ def storable(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def _values(name: str, values: Sequence[Any]) -> list[Any]:
     if name == "step":
-        return [whole(value) for value in values]
+        return wholes(values)
     if name in _NUMBERS:
         return [number(value) for value in values]
     if name in ("correct", "terminated"):

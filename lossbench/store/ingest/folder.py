@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
@@ -13,6 +13,7 @@ from lossbench import __version__
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.loss.modes import Mode, folder_name, parse_mode
 from lossbench.store.ingest import FORMATS
+from lossbench.store.ingest.background import Writers
 from lossbench.store.ingest.base import Damage, IngestedRun, Request, run_folders
 from lossbench.store.ingest.sink import CHARACTERS, TOKENS, Reading, RolloutSink
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, is_sweep, read_json
@@ -79,15 +80,20 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     result = Ingested(out, name, damage=request.damage)
     names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
     with _scratch(out) as scratch:
-        for run in FORMATS[name].read(path, request):
-            mode = _identify(run, request)
-            digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
-            run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
-            # A run of the same id from an earlier call is this one, and is replaced.
-            others = {other: axes for other, axes in spec["runs"].items() if other != run_id or other in result.runs}
-            _refuse_twin(others, run, names, path)
-            names[run_id] = run.name
-            spec["runs"][run_id], result.runs[run_id] = _write_run(run, run_id, mode, scratch, request, reading)
+        with Writers() as writers:
+            for run in FORMATS[name].read(path, request):
+                mode = _identify(run, request)
+                digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
+                run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
+                # A run of the same id from an earlier call is this one, and is replaced.
+                others = {
+                    other: axes for other, axes in spec["runs"].items() if other != run_id or other in result.runs
+                }
+                _refuse_twin(others, run, names, path)
+                names[run_id] = run.name
+                spec["runs"][run_id], result.runs[run_id] = _write_run(
+                    run, run_id, mode, scratch, request, reading, writers
+                )
         if not result.runs:
             raise UsageError(f"'{path}' holds no {name} log{_where(request.damage)}")
         _refuse_unused(request, path, name)
@@ -166,7 +172,13 @@ def _move_in(scratch: Path, out: Path, runs: Mapping[str, Any]) -> None:
 
 
 def _write_run(
-    run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request, reading: Reading
+    run: IngestedRun,
+    run_id: str,
+    mode: Mode,
+    scratch: Path,
+    request: Request,
+    reading: Reading,
+    writers: Writers,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write one run below `scratch`: its row of sweep.json, and its run.json."""
     axes = {
@@ -179,16 +191,15 @@ def _write_run(
     folder.mkdir()
     constant = {"run_id": run_id, **axes, "seed": run.seed}
     generations = request.num_generations or run.num_generations
-    with ExitStack() as open_files:
-        sinks = {
-            name: open_files.enter_context(
-                closing(RolloutSink(folder / f"{name}.parquet", constant, reading, generations))
-            )
-            for name in ("rollouts", "evals")
-        }
-        for table, block in run.blocks:
-            if block.num_rows:
-                sinks[table].add(block)
+    sinks = {
+        name: RolloutSink(folder / f"{name}.parquet", constant, reading, writers, generations)
+        for name in ("rollouts", "evals")
+    }
+    for table, block in run.blocks:
+        if block.num_rows:
+            sinks[table].add(block)
+    for sink in sinks.values():
+        sink.close()
     steps = _merged(run.logs, sinks["rollouts"], prefer_rows="length" in request.columns)
     if not steps and not sinks["evals"].rows:
         raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(run.damage)}")

@@ -15,6 +15,7 @@ from lossbench.store.ingest.base import Damage
 from lossbench.store.ingest.blocks import storable
 
 BLOCK_BYTES = 4 << 20
+BUFFER_BYTES = 1 << 20  # a line may hold a whole table
 UNREADABLE = (ValueError, RecursionError)
 """What `json.loads` raises: on no JSON, no UTF-8, an endless whole number, or brackets within brackets without end."""
 
@@ -23,7 +24,7 @@ def first_record(path: Path, most: int | None = 20) -> dict[str, Any] | None:
     """The first line of `path` that is a JSON object; None where its first `most` lines (None: all) hold none."""
     with path.open("rb") as lines:
         for line in islice(lines, most):
-            record = _record(line, str(path), Damage())
+            record = _record(line, Damage(), path)
             if record is not None:
                 return record
     return None
@@ -31,24 +32,24 @@ def first_record(path: Path, most: int | None = 20) -> dict[str, Any] | None:
 
 def records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of every good line; lines that are not JSON objects are counted in `damage`."""
-    with path.open("rb") as lines:
+    with path.open("rb", buffering=BUFFER_BYTES) as lines:
         for number, line in enumerate(lines, start=1):
-            record = _record(line, f"{path}, line {number}", damage)
+            record = _record(line, damage, path, ", line ", number)
             if record is not None:
                 yield number, record
 
 
-def _record(line: bytes, place: str, damage: Damage) -> dict[str, Any] | None:
+def _record(line: bytes, damage: Damage, *place: object) -> dict[str, Any] | None:
     if not line or line.isspace():
         return None
     try:
         # Said here, for json would look at every line's first bytes for its encoding; a mark may open the file.
         record = json.loads(line.decode("utf-8", "surrogatepass").removeprefix("\ufeff"))
     except UNREADABLE as error:
-        damage.add(place, f"not valid JSON ({error})")
+        damage.add("".join(map(str, place)), f"not valid JSON ({error})")
         return None
     if not isinstance(record, dict):
-        damage.add(place, f"holds {type(record).__name__}, not an object")
+        damage.add("".join(map(str, place)), f"holds {type(record).__name__}, not an object")
         return None
     return record
 
@@ -96,7 +97,7 @@ def _table_at_once(block: bytes, lines: int, options: paj.ParseOptions) -> pa.Ta
 def _table_by_line(block: bytes, place: str, first_line: int, schema: pa.Schema, damage: Damage) -> pa.Table:
     rows = []
     for number, line in enumerate(block.split(b"\n"), start=first_line):
-        record = _record(line, f"{place}{number}", damage)
+        record = _record(line, damage, place, number)
         if record is None:
             continue
         try:

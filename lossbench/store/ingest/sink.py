@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lossbench.errors import UsageError
-from lossbench.store.ingest.background import BackgroundWriter
+from lossbench.store.ingest.background import BackgroundWriter, Writers
 from lossbench.store.ingest.grouping import Grouping
 from lossbench.store.ingest.step_sums import StepSums, floats
 from lossbench.store.schema import schema_for
@@ -21,7 +21,7 @@ CountTokens = Callable[[Sequence[str]], Sequence[int]]
 
 TOKENS, CHARACTERS = "tokens", "characters"
 _ROWS_PER_WRITE = 50_000
-_BYTES_PER_WRITE = 16 << 20
+_BYTES_PER_WRITE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,12 @@ class RolloutSink:
     """
 
     def __init__(
-        self, path: Path, constant: Mapping[str, Any], reading: Reading, num_generations: int | None = None
+        self,
+        path: Path,
+        constant: Mapping[str, Any],
+        reading: Reading,
+        writers: Writers,
+        num_generations: int | None = None,
     ) -> None:
         """`path`: `<table>.parquet`; `constant`: the run's own columns (run_id, mode, ..., seed), equal in all rows."""
         self.path, self.table = path, path.stem
@@ -56,7 +61,7 @@ class RolloutSink:
         self.sums = StepSums()
         self.generations: dict[int, int] = {}
         self._known: set[str] = set()
-        self._constant, self._reading = constant, reading
+        self._constant, self._reading, self._writers = constant, reading, writers
         self._grouping = Grouping(num_generations)
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
@@ -82,7 +87,7 @@ class RolloutSink:
         self._write(columns, block.num_rows)
 
     def close(self) -> None:
-        """Write what is pending and close the file; without rows there is no file."""
+        """Write what is pending and finish the file, in the background; without rows there is no file."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -159,7 +164,7 @@ class RolloutSink:
         if not self._pending:
             return
         if self._writer is None:
-            self._writer = BackgroundWriter(self.path, schema_for(self.table))
+            self._writer = self._writers.open(self.path, schema_for(self.table))
         self._writer.write(pa.concat_tables(self._pending))
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 

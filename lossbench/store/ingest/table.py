@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lossbench.store.ingest.base import Damage, Request, mode_and_seed, whole
 from lossbench.store.ingest.table_rows import Numbered, Row, raw_rows, step_column, tidier
@@ -61,11 +61,21 @@ def _key_of(file: Path, header: list[str], request: Request) -> tuple[Callable[[
     mode, seed, run = axes_in(header, file, request)
     of_file = mode_and_seed(file.stem)
 
+    axes = [column for column in (mode, seed, run) if column]
+    known: dict[tuple[Any, ...], Key] = {}
+
     def key(row: Row) -> Key:
+        values = tuple(map(row.get, axes))
+        try:
+            return known.get(values) or known.setdefault(values, worked_out(row))
+        except TypeError:  # a list is no key
+            return worked_out(row)
+
+    def worked_out(row: Row) -> Key:
         name = str(row[run]) if run and row.get(run) is not None else None
         named = mode_and_seed(name) if name else of_file
         own_mode = row.get(mode) if mode else named[0] if named else None
         own_seed = whole(row.get(seed)) if seed else named[1] if named else None
         return Key(None if own_mode is None else str(own_mode), own_seed, name)
 
-    return key, None if mode or seed or run else key({})
+    return key, None if axes else key({})

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.store.ingest.base import Damage, Request, number, whole
+from lossbench.store.ingest.base import Damage, Request, number, wholes
 from lossbench.store.ingest.jsonl import UNREADABLE
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
@@ -217,7 +217,7 @@ class TrainingTables:
 
     def new_rows(self, columns: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]] | None:
         """The columns (step and completion among them) without the rows known already; None where no row is new."""
-        steps = {step for value in columns["step"] if (step := whole(value)) is not None}
+        steps = {step for step in wholes(columns["step"]) if step is not None}
         compared = [columns[name] for name in ("prompt", "completion") if name in columns]
         known, rows = self._repeated.known_rows(*compared), len(columns["completion"])
         if known == 0 and rows:

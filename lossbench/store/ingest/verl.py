@@ -23,6 +23,7 @@ from lossbench.store.ingest.base import (
     renamed_log,
     run_folders,
     whole,
+    wholes,
 )
 from lossbench.store.ingest.jsonl import first_record, records, tables
 
@@ -150,7 +151,7 @@ def _fields(table: pa.Table, columns: dict[str, str], step: int | None, file: Pa
     steps = fields["step"] if "step" in fields else pa.chunked_array([pa.nulls(table.num_rows, pa.float64())])
     if step is not None:
         steps = steps.fill_null(float(step))
-    checked = pa.array([whole(value) for value in steps.to_pylist()], pa.int64())
+    checked = pa.array(wholes(steps.to_pylist()), pa.int64())
     result = pa.table({**fields, "step": checked})
     for _ in range(checked.null_count):
         request.damage.add(str(file), "a row without a step")
