@@ -1,6 +1,7 @@
 """`lossbench reproduce`: runs of a recipe that states claims, and a verdict for each."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from sweep_kit import QUICK
@@ -8,6 +9,7 @@ from typer.testing import CliRunner
 
 import lossbench
 from lossbench.cli import app
+from lossbench.cli.reproduce import _ours
 from lossbench.errors import UsageError
 
 
@@ -44,3 +46,18 @@ def test_a_recipe_without_claims_and_an_unknown_sampler_are_refused(tmp_path):
     assert isinstance(unknown.exception, UsageError)
     assert "'fast'" in str(unknown.exception) and "generate" in str(unknown.exception)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("unit", "effect", "ratio", "text"),
+    [
+        ("tokens", (47.61, 40.11, 55.04), 3.63, "+47.6 [40.1, 55] tokens, ratio 3.63"),
+        ("ratio", (0.3954, 0.3629, 0.4312), 0.3954, "0.395 [0.363, 0.431] ratio"),
+        ("tokens", (50.4, 43.0, 57.8), float("nan"), "+50.4 [43, 57.8] tokens"),
+    ],
+)
+def test_an_effect_has_its_sign_unit_and_ratio_once(unit, effect, ratio, text):
+    estimate, low, high = effect
+    interval = SimpleNamespace(estimate=estimate, low=low, high=high)
+    verdict = SimpleNamespace(unit=unit, effect=interval, ratio=SimpleNamespace(estimate=ratio), reason="")
+    assert _ours(verdict) == text

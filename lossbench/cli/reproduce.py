@@ -79,6 +79,9 @@ def _judge(folder: Path, format: str, quiet: bool) -> None:
 
 def verdict_row(verdict: "Verdict") -> dict[str, Any]:
     """A verdict as the reproduction's table shows it."""
+    from lossbench.analysis.length import METRICS
+
+    unit = METRICS[verdict.claim.metric].unit if verdict.claim.metric else verdict.unit
     return {
         "claim": verdict.claim.id,
         "verdict": verdict.status,
@@ -87,7 +90,7 @@ def verdict_row(verdict: "Verdict") -> dict[str, Any]:
         "p_holm": verdict.p_holm,
         "n": verdict.n or None,
         "per_policy": "; ".join(
-            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} (n={effect.n})"
+            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} {unit} (n={effect.n})"
             for effect in verdict.per_policy
         ),
         "sentence": verdict.claim.sentence,
@@ -101,6 +104,7 @@ def _ours(verdict: "Verdict") -> str:
     effect, ratio = verdict.effect, verdict.ratio
     if effect.estimate != effect.estimate:
         return verdict.reason
+    is_ratio = verdict.unit == "ratio"
     low, high = three_digits(effect.low), three_digits(effect.high)
-    text = f"{three_digits(effect.estimate, '+')} [{low}, {high}] {verdict.unit}".strip()
-    return text if ratio.estimate != ratio.estimate else f"{text}, ratio {ratio.estimate:.2f}"
+    text = f"{three_digits(effect.estimate, '' if is_ratio else '+')} [{low}, {high}] {verdict.unit}".strip()
+    return text if is_ratio or ratio.estimate != ratio.estimate else f"{text}, ratio {ratio.estimate:.2f}"
