@@ -166,13 +166,16 @@ def test_a_sound_sweep_has_no_warnings(tmp_path):
     assert notices(write_sweep(tmp_path / "s", {"grpo": 40, "dr_grpo": 20}, seeds=7)) == {}
 
 
+HALF = "grpo@seq-mean-token-sum-norm/group"
+
+
 def bad_sweep(tmp_path):
     """One arm that never learns and is cut at the cap, one that is half of Dr. GRPO, and runs that are missing."""
-    half = "grpo@seq-mean-token-sum-norm/group"
+    half = HALF
     flat = [row for step in range(1, 11) for row in rollout_rows(step, [8, 8, 8, 8], [], cap=8)]
     perfect = [row for step in range(1, 11) for row in rollout_rows(step, [], [5, 5])]
-    write_run(tmp_path, "a", flat)
-    write_run(tmp_path, "b", perfect)
+    write_run(tmp_path, "a", flat, steps=[{"step": 10, "grad_norm": 2.5}])
+    write_run(tmp_path, "b", perfect, steps=[{"step": 10, "grad_norm": 0.25}])
     write_run(tmp_path, "b2", perfect)
     write_run(tmp_path, "d", [], status="failed", steps=[{"step": 10, "length_mean": 4.0, "tokens": 4}])
     (tmp_path / "runs" / "b2" / "rollouts.parquet").write_bytes(b"PAR1 but not quite")
@@ -182,7 +185,8 @@ def bad_sweep(tmp_path):
             "a": {"arm": "grpo", "seed": 0}, "b": {"arm": half, "seed": 0}, "b2": {"arm": half, "seed": 0},
             "c": {"arm": half, "seed": 1}, "d": {"arm": "cispo", "seed": 0}, "e": {"arm": "bnpo", "seed": 0},
         },
-        max_completion_length=8, per_device_train_batch_size=1, cispo_cap=0.5, gradient_accumulation_steps=8,
+        max_completion_length=8, max_grad_norm=1.0, per_device_train_batch_size=1, cispo_cap=0.5,
+        gradient_accumulation_steps=8,
     )  # fmt: skip
     for run_id, version, errors in (("a", "2.12", 1200), ("b", "2.13", 0)):
         state = {"status": "completed", "versions": {"torch": version}, "verifier_errors": errors}
@@ -199,7 +203,27 @@ def test_every_warning_of_the_catalogue_fires(tmp_path):
     assert "2.12, 2.13" in found["mixed-versions"].message
     assert "2 runs" in found["duplicated-cells"].message
     assert found["verifier-errors"].message.startswith("grpo: the verifier itself failed on 1,200 completions")
+    assert f"more than on others: grpo 2.5, {HALF} 0.25 late" in found["clipped-gradients"].message
     assert all(notice.remedy for notice in found.values())
+
+
+def test_completions_cut_at_the_cap_are_counted_among_the_incorrect_too(tmp_path):
+    # 20 completions a step, one of two incorrect ones cut: 5 % of all, 50 % of the incorrect.
+    rows = [row for step in range(1, 11) for row in rollout_rows(step, [8, 4], [3] * 18, cap=8)]
+    write_run(tmp_path, "a", rows)
+    write_plan(tmp_path, {"a": {"arm": "grpo", "seed": 0}})
+    said = notices(tmp_path)["truncation"].message
+    assert said.startswith("grpo: 5% of late completions are cut at the cap, 50% of the incorrect ones")
+
+
+def test_a_reward_that_moves_from_one_warm_start_alone_is_named(tmp_path):
+    flat = [row for step in range(1, 11) for row in rollout_rows(step, [5, 5, 5], [5])]
+    rising = [row for step in range(1, 11) for row in rollout_rows(step, [5] * (11 - step), [5] * step)]
+    write_run(tmp_path, "a", flat)
+    write_run(tmp_path, "b", rising)
+    write_plan(tmp_path, {"a": {"arm": "grpo", "seed": 0}, "b": {"arm": "grpo", "seed": 4, "policy_seed": 1}})
+    said = notices(tmp_path)["reward-flat"].message
+    assert said == "grpo from warm start 0: reward never moved (0.250 early, 0.250 late)"
 
 
 def test_unpaired_seeds_are_named(summary):

@@ -253,3 +253,47 @@ def test_rows_without_a_group_are_of_none(tmp_path):
     assert found.rollouts["sample"].fillna(-1).tolist() == [0, -1, 1, -1, 0, 1]
     # Two groups: the rewards of a are equal, those of b differ.
     assert found.steps["zero_std_frac"].tolist() == [0.5]
+
+
+def test_rows_that_name_no_run_are_damage_and_empty_ones_nothing(tmp_path):
+    text = "mode,seed,step,kl\ngrpo,0,1,0.1\ngrpo,1a,1,0.2\ngrpo,1,1,0.3\n,,,\n"
+    result = read(written(tmp_path / "c.csv", text), tmp_path / "out", mode=None, seed=None)
+    assert load(tmp_path / "out").steps[["seed", "kl"]].to_numpy().tolist() == [[0, 0.1], [1, 0.3]]
+    assert result.damage.examples == [f"{tmp_path / 'c.csv'}, line 3: its seed is no number"]
+    text = text.replace("kl", "completion")
+    assert read(written(tmp_path / "t.csv", text), tmp_path / "texts", mode=None, seed=None).damage.count == 1
+    assert load(tmp_path / "texts").rollouts["seed"].tolist() == [0, 1]
+
+
+def test_a_run_that_logged_nothing_does_not_stand_in_the_way_of_others(tmp_path):
+    chart = written(tmp_path / "c.csv", "Step,grpo-s0 - train/reward,grpo-s1 - train/reward\n1,0.1,\n2,0.2,\n")
+    read(chart, tmp_path / "charts", mode=None, seed=None)
+    assert load(tmp_path / "charts").steps["seed"].tolist() == [0, 0]
+    table = written(tmp_path / "t.csv", "mode,seed,step,completion\ngrpo,0,1,a\ngrpo,1,x,b\n")
+    result = read(table, tmp_path / "out", mode=None, seed=None)
+    assert len(result.runs) == 1 and "no row of run 'grpo-s1' can be read" in result.damage.examples[-1]
+    only = refusal(written(tmp_path / "o.csv", "step,completion\nx,b\n"), tmp_path / "none")
+    assert "holds no csv log" in only and "step 'x' is no number" in only
+
+
+def test_a_folder_may_be_named_like_a_table(tmp_path):
+    (tmp_path / "log" / "old.csv").mkdir(parents=True)
+    written(tmp_path / "log" / "new.csv", "step,reward_mean\n1,0.5\n")
+    assert len(read(tmp_path / "log", tmp_path / "out").runs) == 1
+
+
+@pytest.mark.parametrize("bytes_at_once", [1, 1 << 20])
+def test_columns_that_begin_late_count_row_by_row(bytes_at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr("lossbench.store.ingest.table_completions.BATCH_BYTES", bytes_at_once)
+    rows = [
+        {"step": 1, "prompt": "p", "response": "a"},
+        {"step": 1, "prompt": "q", "response": "b"},
+        {"step": 1, "prompt": "p", "completion": "c", "group": float("nan")},
+        {"step": 1, "prompt": "p", "completion": "d", "group": 0.0},
+        {"step": 1, "prompt": "q", "completion": "e", "group": 0.0},
+    ]
+    read(written(tmp_path / "grpo-s0.jsonl", lines(*rows)), tmp_path / "out", kind="csv")
+    found = load(tmp_path / "out").table("rollouts")
+    assert found["completion"].tolist() == [*"abcde"]
+    # A row without a group's name belongs to that of its prompt.
+    assert found["group"].tolist() == [0, 1, 0, 2, 2] and found["sample"].tolist() == [0, 0, 1, 0, 1]

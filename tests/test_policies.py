@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from lossbench.policies import BUILT_IN
+from lossbench.policies import BUILT_IN, warmstart
 from lossbench.policies.load import load_policy
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
-from lossbench.policies.tiny import TinyPolicy, make_tokenizer, phases, write_completion
-from lossbench.policies.warmstart import cache_dir, ensure_policy, policy_key
+from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer, phases, write_completion
+from lossbench.policies.warmstart import accuracy, cache_dir, ensure_policy, policy_key
 
-QUICK = TinyPolicy(short_steps=2, long_steps=2, warmstart_batch=8, hidden_size=16, heads=2, layers=1)
+QUICK = TinyPolicy(
+    short_steps=2, long_steps=2, warmstart_batch=8, hidden_size=16, heads=2, layers=1, least_knowledge=0.0
+)
 
 
 @pytest.fixture
@@ -97,7 +99,39 @@ def test_the_cache_folder_follows_the_environment(cache, monkeypatch):
 
 
 def test_a_policy_on_disk_says_what_it_is(cache):
-    assert json.loads((ensure_policy(QUICK) / "policy.json").read_text()) == QUICK.as_dict()
+    built = json.loads((ensure_policy(QUICK) / "policy.json").read_text())
+    assert 0 <= built.pop("accuracy") < 0.05 and built == {**QUICK.as_dict(), "attempt": 1}
+
+
+def test_accuracy_is_the_probability_of_two_right_digits_and_no_third():
+    import torch
+
+    tokenizer = make_tokenizer()
+    model = make_model(QUICK, len(tokenizer))
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    # 16 tokens, equally likely: (1/16)^2 for the answer, and 6/16 that no digit follows
+    assert accuracy(model, tokenizer) == pytest.approx(6 / 16**3)
+
+
+def test_a_warm_start_that_did_not_learn_the_sums_is_begun_again(cache, monkeypatch):
+    first = weights_digest(ensure_policy(QUICK))
+    picky = replace(QUICK, least_knowledge=0.6)  # of the quarter of its answers that are right: 0.15
+    found = iter([0.06, 0.149, 0.15])
+    seeds = []
+    train = warmstart._train
+    monkeypatch.setattr(warmstart, "accuracy", lambda model, tokenizer: next(found))
+    monkeypatch.setattr(warmstart, "_train", lambda *args: (seeds.append(args[3].getstate()), train(*args)))
+    folder = ensure_policy(picky)
+    built = json.loads((folder / "policy.json").read_text())
+    assert (built["attempt"], built["accuracy"]) == (3, 0.15)
+    assert weights_digest(folder) != first and len(set(seeds)) == 3
+
+
+def test_a_policy_that_never_learns_is_not_kept(cache):
+    with pytest.raises(RuntimeError, match=r"accuracy 0\.\d+, 0\.\d+, 0\.\d+ in 3 attempts, 0\.150 is needed"):
+        ensure_policy(replace(QUICK, least_knowledge=0.6))
+    assert not [path for path in (cache / "policies").iterdir() if path.is_dir()]
 
 
 def test_the_tokenizer_is_one_token_per_character_and_reads_back():

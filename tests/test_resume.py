@@ -122,7 +122,9 @@ def test_a_worker_killed_at_any_moment_loses_nothing_that_was_finished(tmp_path,
 
 def test_a_warm_start_killed_in_the_middle_is_built_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("LOSSBENCH_CACHE", str(tmp_path))
-    policy = TinyPolicy(hidden_size=8, layers=1, heads=2, short_steps=2, long_steps=1, warmstart_batch=4)
+    policy = TinyPolicy(
+        hidden_size=8, layers=1, heads=2, short_steps=2, long_steps=1, warmstart_batch=4, least_knowledge=0.0
+    )
     child = os.fork()
     if child == 0:
         try:

@@ -81,6 +81,8 @@ METRICS: dict[str, Metric] = _metrics(
     ("eval_accuracy", "evaluated accuracy", "share of correct completions of the last evaluation",
      "share", "evaluation"),
     ("late_truncated_frac", "late truncation", "share of completions cut at the cap, late", "share", "guard"),
+    ("late_truncated_frac_incorrect", "late truncation of incorrect",
+     "share of incorrect completions cut at the cap, late", "share", "guard"),
     ("late_length_terminated", "late terminated length", "mean length of completions that ended by themselves, late",
      "tokens", "guard"),
     ("late_zero_std_frac", "late dead groups", "share of groups whose rewards are all equal, late", "share", "guard"),

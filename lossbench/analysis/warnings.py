@@ -125,10 +125,16 @@ def run_versions(sweep: "Sweep") -> dict[str, dict[str, str]]:
 def _arm_means(metrics: pd.DataFrame, column: str) -> Iterator[tuple[str, float]]:
     """Arm and mean of a metric over its runs, arms without a value left out."""
     for arm in arms_of(metrics):
-        values = np.array(metrics.loc[metrics["arm"] == arm, column], dtype=float)
-        values = values[np.isfinite(values)]
-        if values.size:
-            yield arm, float(values.mean())
+        mean = _mean(metrics.loc[metrics["arm"] == arm], column)
+        if np.isfinite(mean):
+            yield arm, mean
+
+
+def _mean(runs: pd.DataFrame, column: str) -> float:
+    """Mean of a metric over the runs that have it, NaN where none has."""
+    values = np.array(runs[column], dtype=float)
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if values.size else float("nan")
 
 
 @_entry("missing-runs", "error", "run the same command again: it resumes; --retry-failed repeats failed runs")
@@ -210,11 +216,17 @@ def _unpaired_seeds(evidence: Evidence) -> Iterator[str]:
 
 @_entry("truncation", "warning", "raise max_completion_length")
 def _truncation(evidence: Evidence) -> Iterator[str]:
+    incorrect = dict(_arm_means(evidence.metrics, "late_truncated_frac_incorrect"))
     for arm, share in _arm_means(evidence.metrics, "late_truncated_frac"):
+        wrong = incorrect.get(arm, 0.0)
         if share >= 1:
             yield f"{arm}: every late completion is cut at the cap, so its lengths say nothing"
-        elif share > TRUNCATION_LIMIT:
-            yield f"{arm}: {share:.0%} of late completions are cut at the cap; their true lengths are unknown"
+        elif max(share, wrong) > TRUNCATION_LIMIT:
+            of_them = f", {wrong:.0%} of the incorrect ones" if arm in incorrect else ""
+            yield (
+                f"{arm}: {share:.0%} of late completions are cut at the cap{of_them}: uncut, they would be longer than "
+                "the lengths shown"
+            )
 
 
 @_entry("cap-near-mean", "warning", "raise max_completion_length to 8 times the mean length")
@@ -251,10 +263,25 @@ def _dead_groups(evidence: Evidence) -> Iterator[str]:
     "reward-flat", "warning", "train longer, raise the learning rate, or start from a policy that sometimes succeeds"
 )
 def _reward_flat(evidence: Evidence) -> Iterator[str]:
-    early = dict(_arm_means(evidence.metrics, "early_reward"))
-    for arm, late in _arm_means(evidence.metrics, "late_reward"):
-        if arm in early and abs(late - early[arm]) < REWARD_MOVED:
-            yield f"{arm}: reward never moved ({early[arm]:.3f} early, {late:.3f} late)"
+    for arm in arms_of(evidence.metrics):
+        runs = evidence.metrics.loc[evidence.metrics["arm"] == arm]
+        policies = runs["policy_seed"].unique()
+        for policy in policies:
+            mine = runs.loc[runs["policy_seed"].isna() if pd.isna(policy) else runs["policy_seed"] == policy]
+            early, late = _mean(mine, "early_reward"), _mean(mine, "late_reward")
+            if abs(late - early) < REWARD_MOVED:
+                start = f" from warm start {policy:.0f}" if len(policies) > 1 else ""
+                yield f"{arm}{start}: reward never moved ({early:.3f} early, {late:.3f} late)"
+
+
+@_entry("clipped-gradients", "note", "--set max_grad_norm=0 clips nothing and shows whether it matters")
+def _clipped_gradients(evidence: Evidence) -> Iterator[str]:
+    limit = evidence.recipe.get("max_grad_norm")
+    norms = dict(_arm_means(evidence.metrics, "late_grad_norm"))
+    clipped = [arm for arm, norm in norms.items() if limit and norm > limit]
+    if clipped and len(clipped) < len(norms):
+        said = ", ".join(f"{arm} {norm:.2g}" for arm, norm in norms.items())
+        yield f"gradients are clipped to a norm of {limit:g}, which acts on some modes more than on others: {said} late"
 
 
 @_entry("no-incorrect", "note", "look at correct lengths, or make the task harder")

@@ -56,7 +56,10 @@ def ingest(
     request = Request(_mapping(columns or []), mode, seed, num_generations)
     count_tokens = _token_counter(tokenizer) if tokenizer else None
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
-    result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text))
+    try:
+        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text))
+    except OSError as error:  # no permission, no room on the disk
+        raise UsageError(f"'{path}' cannot be read into '{folder}': {error}") from None
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
         for note, count in Counter(note for run in result.runs.values() for note in run["notes"]).items():

@@ -2,17 +2,16 @@
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.tiny import TinyPolicy, phases
-from lossbench.policies.warmstart import ensure_policy, policy_path
+from lossbench.policies.warmstart import OnStep, ensure_policy, policy_path
 from lossbench.processes import main_hidden
 
-OnStep = Callable[[int, int], None]
 _POLL_S = 0.2
 
 
@@ -55,7 +54,7 @@ def _in_processes(missing: Sequence[TinyPolicy], workers: int, on_step: OnStep |
             wait([process.sentinel for process in running], _POLL_S)
             running = [process for process in running if process.is_alive()]
             if on_step:
-                on_step(steps_done.value, total)
+                on_step(min(steps_done.value, total), total)  # one that is begun again makes more steps
     finally:
         for process in running:
             process.terminate()

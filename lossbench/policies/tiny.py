@@ -35,6 +35,7 @@ class TinyPolicy:
     long_steps: int = 450
     long_lr: float = 1e-3  # high enough to learn when to stop, low enough to keep the sums
     warmstart_batch: int = 32
+    least_knowledge: float = 0.6  # share of the right answers in its text that it must give, or it is begun again
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for the plan and the cache key."""

@@ -12,7 +12,7 @@ from lossbench.analysis.stats import t_interval
 from lossbench.analysis.weights import elasticity, weight_curve
 from lossbench.report.data import Arm, ReportData
 from lossbench.report.grid import legend, wrapped
-from lossbench.report.style import FAINT, INK, SOFT, short_number, times_tick
+from lossbench.report.style import INK, SOFT, short_number, times_tick
 
 FOREST = ("late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",
           "late_truncated_frac")  # fmt: skip
@@ -43,7 +43,7 @@ def _forest_panel(axes: Axes, data: ReportData, metric: str, margin: float | Non
     scale = 100 if spec.unit == "share" else 1
     axes.axvline(0, color=INK, linewidth=0.9, zorder=1)
     if margin is not None:
-        axes.axvspan(-margin, margin, color=FAINT, alpha=0.5, linewidth=0, zorder=0)
+        axes.axvline(-margin, color=SOFT, linewidth=1.1, linestyle="--", zorder=0)
     for row, (arm, reference) in enumerate(data.compared):
         result = data.pair(arm.name, reference, metric)
         y = len(data.compared) - 1 - row
@@ -65,13 +65,14 @@ def _forest_panel(axes: Axes, data: ReportData, metric: str, margin: float | Non
     unit = "percentage points" if spec.unit == "share" else spec.unit
     axes.set_xlabel(f"difference ({unit})", fontsize=8)
     axes.locator_params(axis="x", nbins=5)
-    _limit_to_points(axes, data, metric, scale)
+    _limit_to_points(axes, data, metric, scale, 0.0 if margin is None else -margin)
 
 
-def _limit_to_points(axes: Axes, data: ReportData, metric: str, scale: float) -> None:
-    """Limits around the pairs and the intervals, but an interval of two seeds is cut rather than squash the rest."""
+def _limit_to_points(axes: Axes, data: ReportData, metric: str, scale: float, line: float) -> None:
+    """Limits around the pairs, the intervals and a `line`; an interval of two seeds is cut rather than squash the
+    rest."""
     results = [data.pair(arm.name, ref, metric) for arm, ref in data.compared]
-    pairs = np.array([0.0, *(value for result in results for value in result.differences)]) * scale
+    pairs = np.array([0.0, line / scale, *(value for result in results for value in result.differences)]) * scale
     ends = [end for result in results for end in (result.ci_low, result.ci_high) if np.isfinite(end)]
     reach = np.ptp(pairs)
     low = max(min([pairs.min(), *(scale * end for end in ends)]), pairs.min() - 1.5 * reach)
@@ -86,8 +87,8 @@ def _two_lines(name: str) -> str:
 
 def cost_of_reward(data: ReportData) -> Figure | None:
     """Tokens to the common reward, length there, and reward per token: every run, the mean and its interval."""
-    metrics = [metric for metric in COSTS if data.has(metric)]
-    if not metrics:
+    metrics = COSTS
+    if not any(data.has(metric) for metric in metrics):
         return None
     shown = [arm for arm in data.arms if any(data.values(arm.name, metric).size for metric in metrics)]
     figure = Figure(figsize=(10.2, 1.2 + 0.36 * len(shown)), layout="constrained")
@@ -108,9 +109,8 @@ def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> No
             axes.plot([interval.low, interval.high], [place, place], color=arm.style.color, linewidth=1.8)
             axes.plot(interval.estimate, place, markersize=7.5, markeredgecolor="white", **look)
         else:
-            axes.text(
-                0.02, place, "not reached", transform=axes.get_yaxis_transform(), va="center", color=SOFT, fontsize=8
-            )
+            why = "not reached" if data.has(metric) else "no reward that every run reaches"
+            axes.text(0.02, place, why, transform=axes.get_yaxis_transform(), va="center", color=SOFT, fontsize=8)
     spec = METRICS[metric]
     axes.set_yticks(range(len(shown)), [wrapped(arm.name, _NAME_WIDTH) for arm in reversed(shown)], fontsize=8)
     axes.set_ylim(-0.6, len(shown) - 0.4)

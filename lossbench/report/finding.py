@@ -77,7 +77,9 @@ def _ordered(arm: str, reference: str, metric: str, result: PairedResult) -> str
     if metric == "late_reward":
         relation = f"is {adjective}er than {low}'s"
     elif ratio == ratio:
-        relation = f"end {times(ratio)} as {adjective} as {low}'s"
+        # The mean of the pairs' ratios need not be the ratio of the two means that follow.
+        which = "" if times(ratio) == times(larger / smaller) else " (geometric mean over pairs)"
+        relation = f"end {times(ratio)} as {adjective} as {low}'s{which}"
     else:
         relation = f"end {adjective}er than {low}'s"
     return f"{high}'s {noun} {relation}: {style.plain(larger)} against {style.with_unit(smaller)}"
@@ -100,7 +102,9 @@ def _numbers(metric: str, result: PairedResult, positive: bool = False) -> str:
     parts = [f"difference {style.signed(turn * result.difference)}"]
     if low == low:
         parts.append(f"{100 * result.confidence:.0f} % interval {style.signed(low)} to {style.signed(high)}")
-    parts.append(f"n = {result.n} paired {'seed' if result.n == 1 else 'seeds'}")
+    policies = len({key[0] for key in result.seeds if isinstance(key, tuple)})
+    start = f" from {policies} policies" if policies > 1 else ""
+    parts.append(f"n = {result.n} paired {'seed' if result.n == 1 else 'seeds'}{start}")
     if result.n > 1:
         parts.append(p_value(result.p_two_sided))
     return ", ".join(parts)

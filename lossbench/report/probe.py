@@ -173,4 +173,5 @@ def _order_table(probe: "FrozenProbe") -> Table:
             Cell(length.signed(check.realised_tokens)), Cell(_bare_p(check.p)),
             Cell(check.verdict, strong=True),
         ))  # fmt: skip
-    return Table("Does the probe order modes as training does?", columns, tuple(rows))
+    foot = "Modes of equal advantage scale: where the scale differs, so does the unit of step."
+    return Table("Does the probe order modes as training does?", columns, tuple(rows), foot)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _UNIT = {
-    "plain": "tokens per unit of learning rate (plain gradient)",
-    "adam": "tokens per unit of learning rate (Adam's step)",
+    "plain": "tokens per unit of step (plain gradient)",
+    "adam": "tokens per unit of step (Adam's)",
 }
 _COLOR = {"incorrect": PALETTE[0], "correct": PALETTE[1], "all": PALETTE[4]}
 

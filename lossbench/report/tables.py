@@ -124,9 +124,11 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     primary = " (primary)" if claim.primary else ""
     effect = _effect(verdict.effect, verdict.unit)
     ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
+    if claim.kind == "ratio-equivalent" and effect != MISSING:
+        effect += " (90 %)"
     unit = METRICS[claim.metric].unit if claim.metric else verdict.unit
     policies = [
-        f"policy {part.policy_seed}: {_effect(part.effect, unit, named=False)}"
+        f"policy {part.policy_seed}: {_effect(part.effect, unit, named=verdict.unit == 'ratio')}"
         for part in verdict.per_policy
         if len(verdict.per_policy) > 1
     ]
@@ -172,9 +174,9 @@ def matched_table(data: ReportData, basis: str) -> Table | None:
             continue
         at = number_style(found.unit, found.at).with_unit(found.at) if np.isfinite(found.at) else MISSING
         if basis == "step" and np.isfinite(found.at):
-            at = f"step {found.at:.0f}"
+            at = f"steps {math.floor(0.8 * found.at) + 1} to {found.at:.0f}"
         results = {item.metric: item.result for item in found.comparisons}
-        cells = [_matched_cell(data, metric, results.get(metric)) for metric in metrics]
+        cells = [_matched_cell(metric, results.get(metric)) for metric in metrics]
         name = Cell(arm.name, f"against {reference}" + (f": {found.reason}" if found.reason else ""))
         rows.append((name, Cell(at), *cells))
     if not rows:
@@ -185,10 +187,10 @@ def matched_table(data: ReportData, basis: str) -> Table | None:
     return Table(f"At {_BASIS_WORDS[basis]}", tuple(columns), tuple(rows))
 
 
-def _matched_cell(data: ReportData, metric: str, result: PairedResult | None) -> Cell:
+def _matched_cell(metric: str, result: PairedResult | None) -> Cell:
     if result is None or result.n == 0:
         return Cell(MISSING)
-    style = metric_style(data, metric)
+    style = number_style(METRICS[metric].unit, max(abs(result.mean_a), abs(result.mean_b)))
     means = f"{style.plain(result.mean_a)} against {style.plain(result.mean_b)}"
     return Cell(means, difference_note(style, result), strong=distinguishable(result))
 

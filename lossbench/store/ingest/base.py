@@ -75,7 +75,8 @@ class Damage:
 class Request:
     """What the caller said about the log. `columns` is `--map`: our field -> the log's column.
 
-    `used` collects those fields of `columns` that the log had a column for.
+    `scratch` is a folder for what has to wait on disk (None: the system's). `used` collects those fields of `columns`
+    that the log had a column for.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Request:
     num_generations: int | None = None
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
+    scratch: Path | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""

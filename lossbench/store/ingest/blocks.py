@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from lossbench.store.ingest.base import Damage, number, whole, wholes
 
-_NUMBERS = ("step", "reward", "advantage", "length")
+_NUMBERS = ("reward", "advantage", "length")
 _FALSE, _TRUE = ("false", "no", ""), ("true", "yes")
 _USUAL_KINDS = {
     "step": (pa.int64(),),
@@ -76,7 +76,7 @@ def _values(name: str, values: Sequence[Any]) -> list[Any]:
         return [number(value) for value in values]
     if name in ("correct", "terminated"):
         return [_flag(value, name) for value in values]
-    return [None if value is None else str(value) for value in values]
+    return [None if value is None or value != value else str(value) for value in values]  # NaN is no text
 
 
 def _flag(value: Any, name: str) -> bool | float | None:

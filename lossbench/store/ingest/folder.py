@@ -1,9 +1,7 @@
 """From a log at a path to a sweep's folder: finds the format, reads its runs, writes them whole or not at all."""
 
 import hashlib
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
@@ -15,13 +13,13 @@ from lossbench.loss.modes import Mode, folder_name, parse_mode
 from lossbench.store.ingest import FORMATS
 from lossbench.store.ingest.background import Writers
 from lossbench.store.ingest.base import Damage, IngestedRun, Request, run_folders
+from lossbench.store.ingest.scratch import move_in, only_left_over, scratch_folder
 from lossbench.store.ingest.sink import CHARACTERS, TOKENS, Reading, RolloutSink
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, is_sweep, read_json
 from lossbench.store.schema import SCHEMA_VERSION
 from lossbench.store.write import write_json, write_table
 
 AUTO, KIND = "auto", "ingested"
-_SCRATCH = ".ingest"
 _FLAGS = {"mode": "; --mode sets it", "seed": "; --seed sets it"}
 _NO_CLAIM_WITHOUT = {
     "correct": "no column says which completions are correct (--map correct=COLUMN, or --correct-above for the reward)",
@@ -76,10 +74,12 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     name = detect(path) if kind == AUTO else kind
     if not path.exists():
         raise UsageError(f"'{path}': no such file or folder")
-    spec = _existing(out)
+    _existing(out)
     result = Ingested(out, name, damage=request.damage)
-    names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
-    with _scratch(out) as scratch:
+    with scratch_folder(out) as scratch:
+        spec = _existing(out)  # another call may have added to it until now
+        names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
+        request.scratch = scratch
         with Writers() as writers:
             for run in FORMATS[name].read(path, request):
                 mode = _identify(run, request)
@@ -91,16 +91,16 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
                 }
                 _refuse_twin(others, run, names, path)
                 names[run_id] = run.name
-                spec["runs"][run_id], result.runs[run_id] = _write_run(
-                    run, run_id, mode, scratch, request, reading, writers
-                )
+                written = _write_run(run, run_id, mode, scratch, request, reading, writers)
+                if written is not None:
+                    spec["runs"][run_id], result.runs[run_id] = written
         if not result.runs:
             raise UsageError(f"'{path}' holds no {name} log{_where(request.damage)}")
         _refuse_unused(request, path, name)
         spec["length_unit"] = _one_unit(spec, result.runs)
         spec["sources"] = sorted({*spec["sources"], str(path)})
-        _move_in(scratch, out, result.runs)
-    write_json(out / SWEEP_FILE, spec)
+        move_in(scratch, out, result.runs)
+        write_json(out / SWEEP_FILE, spec)
     return result
 
 
@@ -133,7 +133,7 @@ def _existing(out: Path) -> dict[str, Any]:
         if spec.get("kind") != KIND:
             raise UsageError(f"'{out}' is a sweep that lossbench ran: choose another --out for ingested runs")
         return spec
-    if out.exists() and not (out.is_dir() and all(file.name == _SCRATCH for file in out.iterdir())):
+    if out.exists() and not only_left_over(out):
         raise UsageError(f"'{out}' exists and is not a sweep: choose another --out")
     return {
         "kind": KIND,
@@ -146,31 +146,6 @@ def _existing(out: Path) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    """A folder inside `out` for half-written runs; it goes in any case, and on an error every folder made for it."""
-    scratch = out / _SCRATCH
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
-    try:
-        scratch.mkdir(parents=True)
-        yield scratch
-    except BaseException:
-        shutil.rmtree(out if made else scratch, ignore_errors=True)
-        for folder in made[1:]:
-            with suppress(OSError):  # something else is in it by now
-                folder.rmdir()
-        raise
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _move_in(scratch: Path, out: Path, runs: Mapping[str, Any]) -> None:
-    (out / "runs").mkdir(exist_ok=True)
-    for run_id in runs:
-        shutil.rmtree(out / "runs" / run_id, ignore_errors=True)
-        (scratch / run_id).rename(out / "runs" / run_id)
-
-
 def _write_run(
     run: IngestedRun,
     run_id: str,
@@ -179,8 +154,8 @@ def _write_run(
     request: Request,
     reading: Reading,
     writers: Writers,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write one run below `scratch`: its row of sweep.json, and its run.json."""
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Write one run below `scratch`: its row of sweep.json, and its run.json; None where nothing of it can be read."""
     axes = {
         "mode": mode.name,
         "loss_type": mode.loss_type,
@@ -202,7 +177,8 @@ def _write_run(
         sink.close()
     steps = _merged(run.logs, sinks["rollouts"], prefer_rows="length" in request.columns)
     if not steps and not sinks["evals"].rows:
-        raise UsageError(f"'{run.source}': no row of run '{run.name}' can be read{_where(run.damage)}")
+        request.damage.add(str(run.source), f"no row of run '{run.name}' can be read{_where(run.damage)}")
+        return None
     run.notes += _rewards_differ(run.logged_rewards, sinks["rollouts"])
     write_table(folder / "steps.parquet", "steps", [{**constant, **row} for row in steps])
     done = max((row["step"] for row in steps), default=0)
@@ -289,7 +265,7 @@ def _state(
 
 def _one_unit(spec: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> str | None:
     units = {state["length_unit"]: run_id for run_id, state in runs.items() if state["length_unit"]}
-    if spec["length_unit"]:
+    if spec["length_unit"] and spec["runs"].keys() - runs.keys():
         units.setdefault(spec["length_unit"], "the runs already there")
     if len(units) > 1:
         raise UsageError(

@@ -32,12 +32,23 @@ class Grouping:
         if "prompt" in block.column_names:
             keys_N, named_N = _hashes(block["prompt"])
             columns["prompt_id"] = _nullable(self._prompt_ids(keys_N[named_N]), named_N)
-        key = next((name for name in ("group", "prompt") if name in block.column_names), None)
-        if key is not None:
-            keys_N, named_N = _hashes(block[key].cast(pa.string()))
+        keys_N, named_N = self._group_keys(block)
+        if keys_N.size:
             groups, samples = self._grouped(steps_N[named_N], keys_N[named_N])
             columns |= {"group": _nullable(groups, named_N), "sample": _nullable(samples, named_N)}
         return columns
+
+    def _group_keys(self, block: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+        """What tells groups apart, and which rows have it: the group's name, else the prompt; no rows at all where the
+        block has neither."""
+        keys_N, named_N = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
+        for salt, name in enumerate(("prompt", "group")):
+            if name in block.column_names:
+                hashes_N, present_N = _hashes(block[name].cast(pa.string()))
+                hashes_N = mixed(hashes_N, np.full(len(hashes_N), salt))
+                keys_N = np.where(present_N, hashes_N, keys_N) if keys_N.size else hashes_N
+                named_N = present_N | named_N if named_N.size else present_N
+        return keys_N, named_N
 
     def _prompt_ids(self, keys_N: np.ndarray) -> np.ndarray:
         keys, first, codes_N = np.unique(keys_N, return_index=True, return_inverse=True)

@@ -20,14 +20,24 @@ UNREADABLE = (ValueError, RecursionError)
 """What `json.loads` raises: on no JSON, no UTF-8, an endless whole number, or brackets within brackets without end."""
 
 
-def first_record(path: Path, most: int | None = 20) -> dict[str, Any] | None:
-    """The first line of `path` that is a JSON object; None where its first `most` lines (None: all) hold none."""
+def first_record(path: Path, most: int = 20) -> dict[str, Any] | None:
+    """The first line of `path` that is a JSON object; None where its first `most` lines hold none."""
     with path.open("rb") as lines:
         for line in islice(lines, most):
             record = _record(line, Damage(), path)
             if record is not None:
                 return record
     return None
+
+
+def first_fields(path: Path, most: int = 20) -> dict[str, Any]:
+    """The fields of the first `most` objects in `path`, each with its first value that is not null."""
+    fields: dict[str, Any] = {}
+    for _, record in islice(records(path, Damage()), most):
+        for name, value in record.items():
+            if fields.get(name) is None:
+                fields[name] = value
+    return fields
 
 
 def records(path: Path, damage: Damage) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -89,6 +99,7 @@ def _table_at_once(block: bytes, lines: int, options: paj.ParseOptions) -> pa.Ta
         return None
     try:
         table = paj.read_json(BytesIO(block), paj.ReadOptions(use_threads=False, block_size=len(block) + 1), options)
+        table.validate(full=True)  # the reader takes text that is not UTF-8
     except pa.ArrowInvalid:
         return None
     return table if table.num_rows == lines else None

@@ -72,9 +72,11 @@ class RolloutSink:
         changes."""
         steps_N = np.asarray(block["step"].to_numpy(), dtype=np.int64)
         columns: dict[str, Any] = {"step": pa.array(steps_N), **self._grouping.columns(steps_N, block)}
-        for name, kind in (("reward", pa.float64()), ("advantage", pa.float64()), ("terminated", pa.bool_())):
+        for name in ("reward", "advantage"):
             if name in block.column_names:
-                columns[name] = block[name].cast(kind)
+                columns[name] = _numbers(block[name])
+        if "terminated" in block.column_names:
+            columns["terminated"] = block["terminated"].cast(pa.bool_())
         columns |= self._correct(block) | self._lengths(block)
         self._known |= {name for name, values in columns.items() if values.null_count < block.num_rows}
         self.sums.add(steps_N, columns)
@@ -103,15 +105,15 @@ class RolloutSink:
         return pa.array(np.asarray([self.generations[step] for step in steps.tolist()])[codes_N])
 
     def _correct(self, block: pa.Table) -> dict[str, Any]:
-        above = self._reading.correct_above
+        """The verdict of each row; the reward's where `correct_above` is given and the row has none."""
+        above, verdicts = self._reading.correct_above, []
         if "correct" in block.column_names:
             column = block["correct"]
-            if pa.types.is_boolean(column.type):
-                return {"correct": column}
-            return {"correct": _above(column, 0.5 if above is None else above)}
+            is_flag = pa.types.is_boolean(column.type)
+            verdicts.append(column if is_flag else _above(column, 0.5 if above is None else above))
         if above is not None and "reward" in block.column_names:
-            return {"correct": _above(block["reward"], above)}
-        return {}
+            verdicts.append(_above(block["reward"], above))
+        return {"correct": pc.call_function("coalesce", verdicts)} if verdicts else {}
 
     def _lengths(self, block: pa.Table) -> dict[str, Any]:
         if "length" in block.column_names:
@@ -121,7 +123,8 @@ class RolloutSink:
         texts = block["completion"]
         if self._reading.count_tokens is None:
             return self._in_unit(CHARACTERS, pc.call_function("utf8_length", [texts]).cast(pa.int64()))
-        tokens = pa.array(self._reading.count_tokens([text or "" for text in texts.to_pylist()]), pa.int64())
+        counts = np.asarray(self._reading.count_tokens([text or "" for text in texts.to_pylist()]), dtype=np.int64)
+        tokens = pa.array(counts, mask=np.asarray(texts.is_null()))
         ended_N = floats(block["terminated"] if "terminated" in block.column_names else None, block.num_rows)
         self.end_unknown |= bool(np.isnan(ended_N).any())
         # The EOS counts, and decoded text does not show it.
@@ -177,5 +180,9 @@ def _repeated(value: Any, rows: int) -> pa.Array:
 
 def _above(column: Any, threshold: float) -> Any:
     """A nullable flag column: whether the number is above `threshold`; null where it is null or NaN."""
-    numbers = pa.array(floats(column, len(column)), from_pandas=True)
-    return pc.call_function("greater", [numbers, pa.scalar(threshold)])
+    return pc.call_function("greater", [_numbers(column), pa.scalar(threshold)])
+
+
+def _numbers(column: Any) -> pa.Array:
+    """A column as float64, null where it is null or NaN."""
+    return pa.array(floats(column, len(column)), from_pandas=True)

@@ -28,7 +28,7 @@ class StepSums:
         sums = {
             "rows": np.ones(rows),
             "rewarded": ~np.isnan(reward_N),
-            "reward": np.nan_to_num(reward_N),
+            "reward": np.where(np.isnan(reward_N), 0.0, reward_N),
             "measured": measured_N,
             "length": length_N,
             "correct": (correct_N == 1) & measured_N,

@@ -41,10 +41,11 @@ from lossbench.store.ingest.trainer_logs import (
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
 _PROGRESS = ("global_step/max_steps", "iteration")
-_ROWS_AT_ONCE = 2000  # completions per block
+_ROWS_AT_ONCE = 2000  # completions per block, or
+_CHARACTERS_AT_ONCE = 4 << 20
 
 Columns = Mapping[str, Sequence[Any]]
-Numbered = tuple[list[int], Columns]
+Lined = tuple[list[int], Columns]
 """The line of the file that each row of a table is from, and the table's columns."""
 
 
@@ -138,7 +139,7 @@ def _blocks(
         )
 
 
-def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[Numbered]:
+def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[Lined]:
     """Every table of completions not read before; lines of one completion each make tables together."""
     singles: dict[int, dict[str, Any]] = {}
     for line, record in _checked(file, request):
@@ -158,26 +159,28 @@ def _transposed(rows: Collection[dict[str, Any]]) -> Columns:
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
 
 
-def _fields(tables: Iterable[Numbered], file: Path, rewards: Rewards, request: Request) -> Iterator[Numbered]:
+def _fields(tables: Iterable[Lined], file: Path, rewards: Rewards, request: Request) -> Iterator[Lined]:
     """The tables under our names."""
     for lines, columns in tables:
         place = f"{file}, line {lines[0]}"
         yield lines, completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
 
 
-def _joined(tables: Iterable[Numbered]) -> Iterator[Numbered]:
+def _joined(tables: Iterable[Lined]) -> Iterator[Lined]:
     """The tables joined until they have some thousand rows: small blocks are dear."""
     joined_lines: list[int] = []
     joined: dict[str, list[Any]] = {}
+    characters = 0
     for lines, columns in tables:
         for name in columns.keys() - joined.keys():
             joined[name] = [None] * len(joined_lines)
         for name, values in joined.items():
             values.extend(columns.get(name) or [None] * len(lines))
         joined_lines.extend(lines)
-        if len(joined_lines) >= _ROWS_AT_ONCE:
+        characters += sum(len(text) for text in columns["completion"] if text)
+        if len(joined_lines) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
             yield joined_lines, joined
-            joined_lines, joined = [], {}
+            joined_lines, joined, characters = [], {}, 0
     if joined_lines:
         yield joined_lines, joined
 

@@ -1,9 +1,10 @@
-"""A table of completions, read once whatever number of runs it holds, and never in memory as a whole."""
+"""A table of completions, read once whatever number of runs it holds; only a .json file is in memory as a whole."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,7 +27,7 @@ ROW_NAMES = {
 BATCH_BYTES = 4 << 20  # of rows in memory at once, about
 _ROW_BYTES = 200  # of a row beside its text, about
 _FIRST_ROWS = 200  # that say whether a file holds completions, and of which columns whose they are
-_JOINED_ROWS = 2000  # of a run that stands between others' rows: small blocks are dear
+_JOINED_ROWS = 2000
 
 RunOf = Callable[[Key], IngestedRun]
 
@@ -90,13 +91,25 @@ def _parts(
         for key, (lines, rows) in batch.items():
             run = run_of(key)
             place = f"{table.file} ({run.name})"
-            fields = {
-                ours: [row.get(column) for row in rows]
-                for ours in ROW_FIELDS
-                if ours != "step" and (column := request.column(ours, ROW_NAMES.get(ours, ()), header, place))
-            }
-            steps = [row.get(table.step) for row in rows]
-            yield key, block({**fields, "step": steps}, place, run.damage, lines)
+            columns = {ours: _columns(ours, header, place, request) for ours in ROW_FIELDS if ours != "step"}
+            columns["step"] = [table.step]
+            fields = {ours: _values(names, rows) for ours, names in columns.items() if names}
+            yield key, block(fields, place, run.damage, lines)
+
+
+def _columns(ours: str, header: Iterable[str], place: str, request: Request) -> list[str]:
+    """The columns that hold field `ours`, the mapped one or every usual one, best first."""
+    mapped = request.column(ours, (), header, place)
+    return [mapped] if mapped else [name for name in ROW_NAMES.get(ours, ()) if name in header]
+
+
+def _values(names: Sequence[str], rows: Sequence[Row]) -> list[Any]:
+    """Each row's value, from the first of the columns that has one."""
+    first, *others = names
+    values = [row.get(first) for row in rows]
+    for name in others:
+        values = [row.get(name) if value is None else value for value, row in zip(values, rows, strict=True)]
+    return values
 
 
 def _batches(
@@ -105,8 +118,7 @@ def _batches(
     """Line numbers and rows of each run, some megabytes at a time."""
     batch: dict[Key, tuple[list[int], list[Row]]] = defaultdict(lambda: ([], []))
     waiting = 0
-    for line, row in table.rows(damage):
-        key = table.only or table.key(row)
+    for line, row, key in table.rows(damage, damage):
         if wanted is not None and key not in wanted:
             continue
         lines, rows = batch[key]
@@ -125,7 +137,10 @@ def _batches(
 
 
 class _Waiting:
-    """Completions that wait on disk, a file for each run, until that run is read."""
+    """Completions that wait on disk, a file for each run, until that run is read.
+
+    A run whose rows stand between others' rows comes in small parts, and small blocks are dear: they are joined.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -140,16 +155,18 @@ class _Waiting:
 
     def blocks(self, key: Key) -> Iterator[Block]:
         parts: list[pa.Table] = []
-        for part in self._parts(key):
-            if parts and (part.schema != parts[0].schema or sum(p.num_rows for p in parts) >= _JOINED_ROWS):
+        rows = size = 0
+        for part in self._stored(key):
+            if parts and (part.schema != parts[0].schema or rows >= _JOINED_ROWS or size >= BATCH_BYTES):
                 yield "rollouts", pa.concat_tables(parts)
-                parts = []
+                parts, rows, size = [], 0, 0
             parts.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
         if parts:
             yield "rollouts", pa.concat_tables(parts)
         self.keys[key].unlink()
 
-    def _parts(self, key: Key) -> Iterator[pa.Table]:
+    def _stored(self, key: Key) -> Iterator[pa.Table]:
         path = self.keys[key]
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -43,12 +43,12 @@ def _csv_rows(file: Path, damage: Damage) -> Iterator[Numbered]:
         try:
             header = next(reader, [])
             for row in reader:
-                if row and len(row) == len(header):
+                if any(row) and len(row) == len(header):
                     yield (
                         reader.line_num,
                         {name: value if value != "" else None for name, value in zip(header, row, strict=True)},
                     )
-                elif row:
+                elif any(row):
                     place = f"{file}, line {reader.line_num}"
                     damage.add(place, f"{len(row)} cells where the header has {len(header)}")
         except UnicodeDecodeError:
@@ -106,7 +106,11 @@ def tidier(file: Path, header: list[str], request: Request) -> Callable[[Row], l
     charts = [(name, *name.rsplit(" - ", 1)) for name in header if " - " in name and not name.endswith(_WANDB_BOUNDS)]
     if charts:
         step = step_column(header, file, request)
-        return lambda row: [{step: row.get(step), "run": run, metric: row.get(name)} for name, run, metric in charts]
+        return lambda row: [
+            {step: row.get(step), "run": run, metric: row.get(name)}
+            for name, run, metric in charts
+            if row.get(name) is not None  # a chart has a row for every step that any of its runs logged
+        ]
     return lambda row: [row]
 
 

@@ -7,9 +7,9 @@ named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...
 needs no columns mode and seed. A table with a column of completions or lengths that has several rows per step holds
 completions, not curves.
 
-Completions are never in memory as a whole. A file whose first rows show completions is read once; any other once for
-its header and damaged lines, once for whose rows it holds, and once more for curves and for completions. Curves are
-small.
+Completions are never in memory as a whole, those of a .json file apart. A file whose first rows show completions is
+read once; any other once for its header and damaged lines, once for whose rows it holds, and once more for curves and
+for completions. Curves are small.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,8 @@ def found(path: Path) -> str | None:
 def _tables(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(file for file in path.iterdir() if file.suffix == ".csv" or _tensorboard_json(file))
+    tables = [file for file in path.iterdir() if file.suffix == ".csv" or _tensorboard_json(file)]
+    return sorted(file for file in tables if file.is_file())
 
 
 def _tensorboard_json(file: Path) -> bool:
@@ -51,7 +52,7 @@ def _tensorboard_json(file: Path) -> bool:
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """One run per mode, seed and run name that the tables at `path` tell apart."""
     runs = _Runs(path, request)
-    with TemporaryDirectory(prefix="lossbench-") as scratch:
+    with TemporaryDirectory(prefix="tables-", dir=request.scratch) as scratch:
         for file in _tables(path):
             _read_table(file, runs, request, Path(scratch))
         yield from runs.by_key.values()
@@ -65,7 +66,7 @@ def _read_table(file: Path, runs: "_Runs", request: Request, scratch: Path) -> N
     elif table is not None:
         runs.add(file, blocks_by_run(table, run_of, damage, request, scratch), damage)
     elif (table := look_into(file, raw_rows(file, damage), request)) is not None:
-        kinds = _kinds(table, request)
+        kinds = _kinds(table, request, damage)
         for key in kinds:
             run_of(key).damage.share(damage)
         curves = {key: run_of(key) for key, completions in kinds.items() if not completions}
@@ -101,14 +102,16 @@ class _Runs:
             run.damage.share(damage or Damage())
 
 
-def _kinds(table: Table, request: Request) -> dict[Key, bool]:
-    """The runs of a table, and whether it holds completions of them: texts, or lengths with several rows a step."""
+def _kinds(table: Table, request: Request, nameless: Damage) -> dict[Key, bool]:
+    """The runs of a table, and whether it holds completions of them: texts, or lengths with several rows a step.
+
+    Rows that name no run are counted in `nameless`.
+    """
     texts = request.column("completion", ROW_NAMES["completion"], table.header, str(table.file))
     length = request.column("length", ROW_NAMES["length"], table.header, str(table.file))
     kinds: dict[Key, bool] = {}
     steps: dict[Key, set[Any]] = {}
-    for _, row in table.rows(Damage()):
-        key = table.key(row)
+    for _, row, key in table.rows(Damage(), nameless):
         if kinds.setdefault(key, texts is not None) or length is None or row.get(length) is None:
             continue
         step, before = str(row.get(table.step)), steps.setdefault(key, set())
@@ -121,8 +124,7 @@ def _add_curves(table: Table, runs: dict[Key, IngestedRun], request: Request) ->
     """Add the table's metrics to the `logs` of each of the runs."""
     columns = _metric_columns(table.header, request, str(table.file))
     by_step = {key: {row["step"]: row for row in run.logs} for key, run in runs.items()}
-    for line, row in table.rows(Damage()):
-        key = table.key(row)
+    for line, row, key in table.rows(Damage(), Damage()):
         if key not in runs:
             continue
         values = {ours: value for ours, names in columns.items() if (value := _first(ours, names, row)) is not None}

@@ -25,7 +25,7 @@ from lossbench.store.ingest.base import (
     whole,
     wholes,
 )
-from lossbench.store.ingest.jsonl import first_record, records, tables
+from lossbench.store.ingest.jsonl import first_fields, first_record, records, tables
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("critic/rewards/mean", "critic/score/mean"),
@@ -70,7 +70,7 @@ def found(path: Path) -> str | None:
 
 
 def _is_dump(file: Path) -> bool:
-    return (first_record(file) or {}).keys() >= _DUMP_KEYS
+    return first_fields(file).keys() >= _DUMP_KEYS
 
 
 def _is_metrics(file: Path) -> bool:
@@ -83,6 +83,7 @@ def _dumps(path: Path) -> list[Path]:
         return [path] if _is_dump(path) else []
     folders = [path, *(folder for folder in sorted(path.iterdir()) if _holds_dumps_of_parent(folder))]
     files = [file for folder in folders for file in folder.iterdir() if _DUMP_NAME.fullmatch(file.name)]
+    files = [file for file in files if file.is_file()]
     return sorted(files, key=lambda file: (int(file.stem), str(file)))
 
 
@@ -116,14 +117,14 @@ def _run(path: Path, request: Request) -> IngestedRun:
 
 def _blocks(files: list[Path], request: Request) -> Iterator[Block]:
     for file in files:
-        first = first_record(file, most=None)
-        if first is None:
-            request.damage.add(str(file), "holds no JSON object")
+        first = first_fields(file)
+        if not first:
+            request.damage.add(str(file), "holds no JSON object with fields")
             continue
         columns = {
             ours: column
             for ours, usual in _USUAL.items()
-            if (column := request.column(ours, usual, first, f"{file}, line 1")) is not None
+            if (column := request.column(ours, usual, first, str(file))) is not None
         }
         if not columns.keys() & {"completion", "reward", "length"}:
             request.damage.add(str(file), "holds no completions")
