@@ -156,7 +156,9 @@ def test_a_finding_has_size_interval_and_n(tmp_path: Path) -> None:
     assert sentence(folder).startswith(
         "grpo's incorrect completions end 1.89× as long as dr_grpo's: 42.5 against 22.5 tokens"
     )
-    assert "difference +20.0, 95 % interval +20.0 to +20.0, n = 6 paired seeds from 2 policies, p = 0.031" in sentence(folder)
+    assert "difference +20.0, 95 % interval +20.0 to +20.0, n = 6 paired seeds from 2 policies, p = 0.031" in sentence(
+        folder
+    )
 
 
 def test_what_cannot_be_told_apart_is_said(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def forest(data: ReportData) -> Figure | None:
         return None
     rows = len(data.compared)
     lines = -(-len(metrics) // 3)
-    figure = Figure(figsize=(10.2, lines * (1.15 + 0.42 * rows)), layout="constrained")
+    figure = Figure(figsize=(10.2, lines * (1.15 + 0.42 * rows)))
+    figure.set_layout_engine("constrained", rect=(0.012, 0, 0.988, 1))  # long names else begin beyond the edge
     grid = figure.subplots(lines, 3, sharey=True, squeeze=False)
     margin = next((v.claim.margin for v in data.verdicts if v.claim.metric == "late_reward"), None)
     for axes, metric in zip(grid.flat, metrics, strict=False):
@@ -98,27 +99,34 @@ def cost_of_reward(data: ReportData) -> Figure | None:
 
 
 def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> None:
-    for place, arm in enumerate(reversed(shown)):
-        values = data.values(arm.name, metric)
-        look: dict[str, Any] = {"color": arm.style.color, "marker": arm.style.marker}
-        axes.plot(
-            values, np.full(len(values), place), linestyle="", markersize=4, alpha=0.45, markeredgewidth=0, **look
-        )
-        if values.size:
-            interval = t_interval(values)
-            axes.plot([interval.low, interval.high], [place, place], color=arm.style.color, linewidth=1.8)
-            axes.plot(interval.estimate, place, markersize=7.5, markeredgecolor="white", **look)
-        else:
-            why = "not reached" if data.has(metric) else "no reward that every run reaches"
-            axes.text(0.02, place, why, transform=axes.get_yaxis_transform(), va="center", color=SOFT, fontsize=8)
     spec = METRICS[metric]
+    axes.set_title(spec.label)
     axes.set_yticks(range(len(shown)), [wrapped(arm.name, _NAME_WIDTH) for arm in reversed(shown)], fontsize=8)
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.grid(axis="y", visible=False)
-    axes.set_title(spec.label)
+    if not data.has(metric):
+        axes.set_xticks([])
+        why = "no reward that every run reaches\nand none begins with"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=SOFT, fontsize=8)
+        return
+    for place, arm in enumerate(reversed(shown)):
+        _dot_row(axes, arm, data.values(arm.name, metric), place)
     axes.set_xlabel(spec.unit, fontsize=8)
     axes.locator_params(axis="x", nbins=4)
     axes.xaxis.set_major_formatter(short_number)
+
+
+def _dot_row(axes: Axes, arm: Arm, values: np.ndarray, place: int) -> None:
+    """One arm's runs, their mean and its interval."""
+    look: dict[str, Any] = {"color": arm.style.color, "marker": arm.style.marker}
+    axes.plot(values, np.full(len(values), place), linestyle="", markersize=4, alpha=0.45, markeredgewidth=0, **look)
+    if values.size:
+        interval = t_interval(values)
+        axes.plot([interval.low, interval.high], [place, place], color=arm.style.color, linewidth=1.8)
+        axes.plot(interval.estimate, place, markersize=7.5, markeredgecolor="white", **look)
+    else:
+        across = axes.get_yaxis_transform()
+        axes.text(0.02, place, "not reached", transform=across, va="center", color=SOFT, fontsize=8)
 
 
 def weights(data: ReportData) -> Figure | None:
