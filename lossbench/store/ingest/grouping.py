@@ -1,6 +1,7 @@
 """Numbers prompts, groups and samples of a log that names none of them, block by block."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -28,27 +29,17 @@ class Grouping:
 
         Null in the rows that name none.
         """
+        named = [name for name in ("prompt", "group") if name in block.column_names]
+        hashed = {name: _hashes(block[name].cast(pa.string())) for name in named}
         columns: dict[str, pa.Array] = {}
-        if "prompt" in block.column_names:
-            keys_N, named_N = _hashes(block["prompt"])
+        if "prompt" in hashed:
+            keys_N, named_N = hashed["prompt"]
             columns["prompt_id"] = _nullable(self._prompt_ids(keys_N[named_N]), named_N)
-        keys_N, named_N = self._group_keys(block)
-        if keys_N.size:
+        if hashed:
+            keys_N, named_N = _group_keys(hashed)
             groups, samples = self._grouped(steps_N[named_N], keys_N[named_N])
             columns |= {"group": _nullable(groups, named_N), "sample": _nullable(samples, named_N)}
         return columns
-
-    def _group_keys(self, block: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-        """What tells groups apart, and which rows have it: the group's name, else the prompt; no rows at all where the
-        block has neither."""
-        keys_N, named_N = np.empty(0, dtype=np.int64), np.empty(0, dtype=bool)
-        for salt, name in enumerate(("prompt", "group")):
-            if name in block.column_names:
-                hashes_N, present_N = _hashes(block[name].cast(pa.string()))
-                hashes_N = mixed(hashes_N, np.full(len(hashes_N), salt))
-                keys_N = np.where(present_N, hashes_N, keys_N) if keys_N.size else hashes_N
-                named_N = present_N | named_N if named_N.size else present_N
-        return keys_N, named_N
 
     def _prompt_ids(self, keys_N: np.ndarray) -> np.ndarray:
         keys, first, codes_N = np.unique(keys_N, return_index=True, return_inverse=True)
@@ -97,6 +88,18 @@ def _place_among_equals(codes_N: np.ndarray, sizes_K: np.ndarray) -> np.ndarray:
         np.cumsum(sizes_K) - sizes_K, sizes_K
     )
     return places_N
+
+
+def _group_keys(hashed: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """What tells the groups apart in each row, and whether the row has it: the group's name, else the prompt."""
+    rows = len(next(iter(hashed.values()))[0])
+    keys_N, named_N = np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool)
+    for salt, name in enumerate(("prompt", "group")):  # a group may be named like a prompt
+        if name in hashed:
+            hashes_N, present_N = hashed[name]
+            keys_N = np.where(present_N, mixed(hashes_N, np.full(rows, salt)), keys_N)
+            named_N |= present_N
+    return keys_N, named_N
 
 
 def _nullable(values_M: np.ndarray, named_N: np.ndarray) -> pa.Array:
