@@ -280,20 +280,3 @@ def test_a_folder_may_be_named_like_a_table(tmp_path):
     (tmp_path / "log" / "old.csv").mkdir(parents=True)
     written(tmp_path / "log" / "new.csv", "step,reward_mean\n1,0.5\n")
     assert len(read(tmp_path / "log", tmp_path / "out").runs) == 1
-
-
-@pytest.mark.parametrize("bytes_at_once", [1, 1 << 20])
-def test_columns_that_begin_late_count_row_by_row(bytes_at_once, tmp_path, monkeypatch):
-    monkeypatch.setattr("lossbench.store.ingest.table_completions.BATCH_BYTES", bytes_at_once)
-    rows = [
-        {"step": 1, "prompt": "p", "response": "a"},
-        {"step": 1, "prompt": "q", "response": "b"},
-        {"step": 1, "prompt": "p", "completion": "c", "group": float("nan")},
-        {"step": 1, "prompt": "p", "completion": "d", "group": 0.0},
-        {"step": 1, "prompt": "q", "completion": "e", "group": 0.0},
-    ]
-    read(written(tmp_path / "grpo-s0.jsonl", lines(*rows)), tmp_path / "out", kind="csv")
-    found = load(tmp_path / "out").table("rollouts")
-    assert found["completion"].tolist() == [*"abcde"]
-    # A row without a group's name belongs to that of its prompt.
-    assert found["group"].tolist() == [0, 1, 0, 2, 2] and found["sample"].tolist() == [0, 0, 1, 0, 1]
