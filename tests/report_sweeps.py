@@ -135,3 +135,23 @@ def step_rows(rollouts: Mapping[str, Any], rng: np.random.Generator) -> dict[str
         "clip_frac": np.zeros(n), "grad_norm": 0.4 + 0.05 * rng.random(n), "tokens": tokens.astype(int),
         "lr": np.full(n, 1e-4), "wall_s": np.full(n, 0.3), "loss": 0.01 * rng.standard_normal(n),
     }  # fmt: skip
+
+
+def constant_sweep(folder: Path, lengths: dict[str, list[int]], status: str = "completed") -> Path:
+    """One run per arm and seed, in which every incorrect completion has the given length; correct ones have 10."""
+    runs = {}
+    for arm, by_seed in lengths.items():
+        for seed, length in enumerate(by_seed):
+            run_id, labels = run_labels(arm, seed)
+            runs[run_id] = {**labels, "steps_planned": 5}
+            rows = [
+                {"step": step, "generation": step, "group": 0, "sample": i, "length_tokens": length if i else 10,
+                 "terminated": True, "reward": float(not i), "correct": not i}
+                for step in range(1, 6) for i in range(2)
+            ]  # fmt: skip
+            run_dir = folder / "runs" / run_id
+            run_dir.mkdir(parents=True)
+            write_table(run_dir / "rollouts.parquet", "rollouts", rows)
+            write_json(run_dir / "run.json", {"status": status})
+    write_json(folder / "sweep.json", sweep_spec(Plan(list(lengths)), runs))
+    return folder

@@ -1,5 +1,7 @@
 """Verdicts: on hand-made metrics where the answer is known, and on what cannot be tested."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -203,12 +205,12 @@ def test_a_broken_identity_contradicts(monkeypatch):
     assert verdict.status == "contradicted" and "token-mean" in verdict.reason
 
 
-def dose(drift, p_falling=0.001, at_one=(-1.0, 1.0)):
+def dose(drift, p_falling=0.001, at_one=(-1.0, 1.0), pairs=40):
     bounds = [(value - 1, value + 1) for value in drift]
     alphas = (0.0, 0.5, 1.0, 1.5)
     bounds[2] = at_one
     low, high = zip(*bounds, strict=True)
-    return DoseResponse(alphas, tuple(drift), low, high, 40, p_falling)
+    return DoseResponse(alphas, tuple(drift), low, high, pairs, p_falling, 1 - p_falling + 0.0005)
 
 
 def test_the_claim_on_the_probe():
@@ -219,7 +221,16 @@ def test_the_claim_on_the_probe():
     assert judge_dose(claim, dose([63, 110, 0, -75])).status == "inconclusive"
     assert judge_dose(claim, dose([110, 63, 5, -75], at_one=(4, 6))).status == "contradicted"
     assert judge_dose(claim, dose([-75, 0, 0, 110], p_falling=0.999)).status == "contradicted"
-    assert judge_dose(claim, dose([float("nan"), 63, 0, -75])).status == "not tested"
+    # Two pairs that both rise come by chance one time in four: p is .25, whatever 1 - p of the fall says.
+    rising = replace(dose([-75, 0, 0, 110], p_falling=1.0, pairs=2), p_rising=0.25)
+    assert judge_dose(claim, rising).status == "inconclusive"
+    for untestable, why in (
+        (dose([float("nan"), 63, 0, -75]), "no incorrect completions"),
+        (dose([0.0, 0.0, 0.0, 0.0], p_falling=1.0), "every drift is zero"),
+        (dose([110, 63, 0, -75], pairs=1), "fewer than two pairs"),
+    ):
+        verdict = judge_dose(claim, untestable)
+        assert verdict.status == "not tested" and why in verdict.reason and verdict.remedy
 
 
 def test_claims_are_fixed_before_the_runs():

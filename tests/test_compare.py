@@ -254,3 +254,22 @@ def test_modes_that_are_one_experiment_are_named_with_what_would_separate_them(t
     (sentence,) = list(same_experiment(evidence))
     assert "bnpo" in sentence and "dapo" in sentence and "same experiment" in sentence
     assert "separated by" in sentence and "micro" in sentence
+
+
+def test_logs_of_others_are_not_said_to_be_on_policy(tmp_path):
+    path = write_sweep(tmp_path / "s", {"grpo": 40, "cispo": 20}, seeds=7)
+    on_policy = {"per_device_train_batch_size": 64, "gradient_accumulation_steps": 1}
+    assert "inert-surrogates" in notices(path, **on_policy)
+    assert "inert-surrogates" not in notices(path)
+
+
+def test_each_arm_with_too_few_seeds_is_told_what_they_are_too_few_for(tmp_path):
+    path = write_sweep(tmp_path / "s", {"grpo": 40, "dr_grpo": 20}, seeds=6)
+    plan = json.loads((path / "sweep.json").read_text())
+    kept = {run_id: run for run_id, run in plan["runs"].items() if run["arm"] == "grpo" or run["seed"] < 3}
+    (path / "sweep.json").write_text(json.dumps(plan | {"runs": kept}))
+    found = [n.message for n in find_notices(summarise(load(path)), {}) if n.code == "too-few-seeds"]
+    assert found == [
+        "dr_grpo: 3 completed seeds, no sign-flip test can reach 0.05",
+        "grpo: 6 completed seeds, too few for 5 claims together",
+    ]

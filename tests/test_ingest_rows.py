@@ -7,6 +7,7 @@ import pytest
 from ingest_kit import completion, lines, read, words, written
 from typer.testing import CliRunner
 
+from lossbench.analysis.length import summarise
 from lossbench.cli import app
 from lossbench.errors import UsageError
 from lossbench.store.held import LOCK_FILE, try_lock
@@ -81,3 +82,15 @@ def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("lossbench.store.ingest.folder.ingest", no_room)
     result = CliRunner().invoke(app, ["ingest", str(written(tmp_path / "l.jsonl", lines(completion())))])
     assert isinstance(result.exception, UsageError) and "No space left on device" in str(result.exception)
+
+
+def test_a_log_that_counts_no_tokens_has_no_tokens_to_a_reward(tmp_path):
+    for mode in ("grpo", "dr_grpo"):
+        points = "".join(f"{step},{0.1 + 0.01 * step},{10 + step}\n" for step in range(1, 41))
+        table = written(tmp_path / f"{mode}-s0.csv", "step,reward_mean,length_mean\n" + points)
+        read(table, tmp_path / "out", mode=None, seed=None)
+    summary = summarise(load(tmp_path / "out"))
+    assert summary.metrics["length_at_reward"].notna().all()
+    assert summary.metrics["tokens_to_reward"].isna().all() and summary.metrics["tokens_total"].isna().all()
+    assert CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--quiet"]).exit_code == 0
+    assert "0.0 tokens" not in (tmp_path / "out" / "report" / "report.md").read_text()

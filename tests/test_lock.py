@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from sweep_kit import planned, quick_recipe
@@ -36,6 +37,8 @@ def test_slices_of_one_plan_share_a_folder_but_not_a_slice_nor_another_cut(tmp_p
         for refused in ((1, 2), (1, 3), None):
             with pytest.raises(UsageError), Lock(tmp_path, refused):
                 pass
+        with pytest.raises(UsageError), Lock(tmp_path, (1, 2), "other-plan"):
+            pass
     with Lock(tmp_path, (1, 3)):
         pass
 
@@ -79,3 +82,17 @@ def test_a_run_whose_sweep_was_killed_is_listed_as_interrupted(tmp_path):
     with Lock(tmp_path):
         assert [row["status"] for row in run_rows(load(tmp_path))] == ["running", "pending"]
     assert left_to_do(tmp_path, runs) == runs
+
+
+def test_a_lock_that_may_only_be_read_can_still_be_seen(tmp_path, monkeypatch):
+    opened = Path.open
+
+    def refuse_writing(self, mode="r", *args, **options):
+        if "+" in mode:
+            raise PermissionError(13, "Permission denied")
+        return opened(self, mode, *args, **options)
+
+    with Lock(tmp_path):
+        monkeypatch.setattr(Path, "open", refuse_writing)
+        assert is_being_worked_on(tmp_path)
+    assert not is_being_worked_on(tmp_path)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from lossbench.errors import UsageError
 from lossbench.policies import BUILT_IN, warmstart
 from lossbench.policies.load import load_policy
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
@@ -129,7 +130,7 @@ def test_a_warm_start_that_did_not_learn_the_sums_is_begun_again(cache, monkeypa
 
 
 def test_a_policy_that_never_learns_is_not_kept(cache):
-    with pytest.raises(RuntimeError, match=r"accuracy 0\.\d+, 0\.\d+, 0\.\d+ in 3 attempts, 0\.150 is needed"):
+    with pytest.raises(UsageError, match=r"accuracy 0\.\d+, 0\.\d+, 0\.\d+ in 3 attempts, 0\.150 is needed"):
         ensure_policy(replace(QUICK, least_knowledge=0.6))
     assert not [path for path in (cache / "policies").iterdir() if path.is_dir()]
 

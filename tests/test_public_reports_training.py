@@ -1,5 +1,7 @@
 """Reported faults that only show on the way through the trainer: endings, statistics, settings that are ignored."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conformance import document
@@ -26,6 +28,17 @@ def _rollout(length: int, *, terminated: bool = True, correct: bool | None = Non
         generation=1, prompt_id=0, group=0, sample=0, length_tokens=length, terminated=terminated, reward=None,
         correct=correct, advantage=0.0, prompt=None, completion=None,
     )  # fmt: skip
+
+
+def test_groups_of_two_generations_in_one_window_are_four() -> None:
+    # Group numbers begin again with each generation; only the second group of the first has rewards that differ.
+    rewards = {(1, 0): (1.0, 1.0), (1, 1): (0.0, 1.0), (2, 0): (0.0, 0.0), (2, 1): (1.0, 1.0)}
+    rows = [
+        replace(_rollout(3), generation=generation, group=group, reward=reward)
+        for (generation, group), pair in rewards.items()
+        for reward in pair
+    ]
+    assert sampling_row(rows)["zero_std_frac"] == 0.75
 
 
 def test_every_end_token_ends() -> None:

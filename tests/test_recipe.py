@@ -95,6 +95,8 @@ def test_quick_is_the_default_and_small():
         ({"seeds": []}, ["no seed"]),
         ({"learning_rate": "fast"}, ["learning_rate = 'fast'"]),
         ({"loss_types": ["grpo"]}, ["modes excludes loss_types"]),
+        ({"epsilon_high": float("inf")}, ["epsilon_high = inf", "finite"]),
+        ({"lr_scheduler_type": "cosin"}, ["lr_scheduler_type = 'cosin'", "'cosine'"]),
     ],
 )
 def test_a_bad_key_is_named_with_what_would_be_valid(keys, words):
@@ -118,6 +120,8 @@ def test_a_bad_key_is_named_with_what_would_be_valid(keys, words):
         ({"arms": [{"mode": "grpo", "set": {"steps": 5}}]}, ["give it a label"]),
         ({"dtype": "bfloat16"}, ["dtype 'bfloat16'", "'selfcheck' are float32"]),
         ({"lora": {"rank": 4}}, ["unknown LoRA option 'rank'", "valid: r"]),
+        ({"lora": {}}, ["LoRA option r=None", "--lora r=16"]),
+        ({"lora": {"r": 16, "alpha": "32"}}, ["LoRA option alpha='32'", "a number"]),
         ({"task": "arithmetic"}, ["asks as a chat", "form=plain"]),
         ({"task": "dataset"}, ["which one? give --dataset"]),
         ({"task": "dataset", "task_params": {"path": "hub:a/b", "verifier": "exct"}}, ["unknown verifier", "'exact'"]),
@@ -140,3 +144,27 @@ def test_set_reads_toml_values_and_reaches_into_tables():
     }
     with pytest.raises(UsageError, match="write key=value"):
         parse_assignment("learning_rate")
+
+
+def test_steps_of_warm_up_are_taken_under_a_constant_rate_too(tmp_path):
+    from lossbench.training.run import trainer_config
+
+    def scheduler(**keys):
+        return trainer_config(plan(recipe(**keys))[0], tmp_path).lr_scheduler_type
+
+    assert [scheduler(), scheduler(warmup_steps=20)] == ["constant", "constant_with_warmup"]
+    assert scheduler(warmup_steps=20, lr_scheduler_type="cosine") == "cosine"
+
+
+def test_a_mode_that_vllms_probabilities_would_bias_is_refused(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(UsageError, match="mode 'vespo' is not corrected"):
+        preflight(plan(recipe(modes=["grpo", "vespo"], sampler="vllm")), fetch=False, say=print)
+
+
+def test_one_prompt_a_generation_makes_equal_what_two_would_not():
+    from lossbench.sweep.duplicates import setup_of
+
+    sizes = {"per_device_train_batch_size": 64}
+    assert setup_of(recipe(**sizes, num_generations=64)).rows_per_micro_batch == 64
+    assert setup_of(recipe(**sizes, num_generations=8)).rows_per_micro_batch == 16

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_sweeps import Plan, make_sweep, run_labels, sweep_spec
+from report_sweeps import Plan, constant_sweep, make_sweep, run_labels, sweep_spec
 
 from lossbench.errors import UsageError
 from lossbench.report.build import Report, make_report
@@ -42,26 +42,6 @@ def made(sweep: Path) -> Report:
 
 def documented(data: ReportData, folder: Path) -> Document:
     return make_document(data, {}, folder)
-
-
-def constant_sweep(folder: Path, lengths: dict[str, list[int]], status: str = "completed") -> Path:
-    """One run per arm and seed, in which every incorrect completion has the given length; correct ones have 10."""
-    runs = {}
-    for arm, by_seed in lengths.items():
-        for seed, length in enumerate(by_seed):
-            run_id, labels = run_labels(arm, seed)
-            runs[run_id] = {**labels, "steps_planned": 5}
-            rows = [
-                {"step": step, "generation": step, "group": 0, "sample": i, "length_tokens": length if i else 10,
-                 "terminated": True, "reward": float(not i), "correct": not i}
-                for step in range(1, 6) for i in range(2)
-            ]  # fmt: skip
-            run_dir = folder / "runs" / run_id
-            run_dir.mkdir(parents=True)
-            write_table(run_dir / "rollouts.parquet", "rollouts", rows)
-            write_json(run_dir / "run.json", {"status": status})
-    write_json(folder / "sweep.json", sweep_spec(Plan(list(lengths)), runs))
-    return folder
 
 
 def sentence(folder: Path) -> str:
@@ -303,4 +283,4 @@ def test_claims_changed_afterwards_are_called_exploratory(tmp_path: Path) -> Non
     folder = constant_sweep(tmp_path, {"grpo": [40, 41], "dr_grpo": [20, 21]})
     spec = {**json.loads((folder / "sweep.json").read_text()), "claims": ["C2"], "claims_changed": True}
     write_json(folder / "sweep.json", spec)
-    assert "changed after the first runs" in render_markdown(documented(gather(load(folder)), folder))
+    assert "changed after the sweep was planned" in render_markdown(documented(gather(load(folder)), folder))

@@ -78,7 +78,7 @@ def test_the_dose_falls_with_alpha_and_is_zero_at_one(tmp_path: Path) -> None:
     dose = dose_claim(DriftTable(read_projections(tmp_path / "probe" / "a.parquet")[0]), alphas=(0.0, 0.5, 1.0, 1.5))
     assert dose.drift[2] == pytest.approx(0, abs=1e-9)
     assert dose.drift[0] > dose.drift[1] > 0 > dose.drift[3]
-    assert (dose.pairs, dose.p_falling) == (8, 1 / 2**8)
+    assert (dose.pairs, dose.p_falling, dose.p_rising) == (8, 1 / 2**8, 1)
 
 
 def test_a_probed_sweep_shows_the_probe_and_others_do_not(sweep: Path) -> None:

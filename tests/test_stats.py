@@ -129,6 +129,8 @@ def test_power_and_detectable_effect():
         assert detectable_d_z(n) == pytest.approx(d_z, abs=0.01)
     assert power_paired_t(detectable_d_z(8), 8) == pytest.approx(0.8)
     assert power_paired_t(0.0, 8) == pytest.approx(0.05)
+    # Six pairs reject two-sided at .05 only where all have one sign: p is 2/64, the next 4/64.
+    assert power_paired_t(1.44, 6) == pytest.approx(scipy_stats.norm.cdf(1.44) ** 6 + scipy_stats.norm.cdf(-1.44) ** 6)
     # Four pairs give no two-sided p below 2/16, so their exact test has no power at all.
     assert power_paired_t(100.0, 4) == 0
     simulated = np.random.default_rng(2).normal(1.16, 1, (4000, 8))

@@ -64,12 +64,15 @@ def curves(
     if quantity not in UNITS or quantity not in RATIOS:
         raise ValueError(unknown("quantity", quantity, UNITS))
     amounts = {run_id: _amount(run, axis) for run_id, run in summary.by_run.items()}
+    # A log that does not count tokens has no place along them.
+    amounts = {run_id: amount for run_id, amount in amounts.items() if np.all(np.isfinite(amount))}
     longest = max((float(amount.max(initial=0.0)) for amount in amounts.values()), default=0.0)
     edges = _edges(longest, axis, points)
     by_arm: dict[str, list[Line]] = {arm: [] for arm in arms_of(summary.metrics)}
-    for run_id, run in summary.by_run.items():
-        if len(edges) and len(amounts[run_id]):
-            blocks = np.minimum(np.searchsorted(edges, amounts[run_id], side="left"), len(edges) - 1)
+    for run_id, amount in amounts.items():
+        run = summary.by_run[run_id]
+        if len(edges) and len(amount):
+            blocks = np.minimum(np.searchsorted(edges, amount, side="left"), len(edges) - 1)
             y = pooled_by_block(run.sums, blocks, len(edges), quantity)
             by_arm[str(run.row["arm"])].append(Line(run_id, pair_key(run.row), y))
     return {arm: _curve(arm, quantity, axis, edges, lines, confidence) for arm, lines in by_arm.items()}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from lossbench.analysis.drift import BASELINE, Drift, DriftTable, Match, Projections, row_advantages, row_weights
-from lossbench.analysis.stats import detectable_d_z, power_paired_t
+from lossbench.analysis.stats import power_paired_t
 from lossbench.analysis.weights import elasticity, jensen_gap, sign_length_imbalance
 from lossbench.loss.aggregations import format_number
 from lossbench.loss.modes import Mode, make_mode
@@ -205,5 +205,5 @@ def forecast(
     noise = learning_rate * steps**0.5 * table.unit(mode.scale_rewards) * float(np.hypot(spread[0], spread[1]))
     d_z = change / noise if noise > 0 else None
     power = None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds)
-    enough = None if d_z is None else next((n for n in range(6, 31) if detectable_d_z(n) <= abs(d_z)), None)
+    enough = None if d_z is None else next((n for n in range(6, 31) if power_paired_t(d_z, n) >= 0.8), None)
     return Forecast(mode.name, direction, steps, rows_per_step, learning_rate, change, noise, d_z, seeds, power, enough)

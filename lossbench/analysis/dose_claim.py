@@ -15,8 +15,8 @@ from lossbench.loss.modes import make_mode
 def dose_claim(table: DriftTable, alphas: Sequence[float] = ALPHAS, metric: str | None = None) -> DoseResponse:
     """Drift of incorrect length under length-power:α at equal row weight, without std in the advantage.
 
-    `p_falling` is the one-sided sign-flip p over the pairs of batches, whose least-squares slopes against α are
-    independent of each other. `metric` defaults to the probe's first.
+    `p_falling` and `p_rising` are one-sided sign-flip p over the pairs of batches, whose least-squares slopes against α
+    are independent of each other. `metric` defaults to the probe's first.
     """
     metric = metric or table.probe.metrics[0]
     modes = [make_mode("grpo", f"length-power:{format_number(alpha)}", "none") for alpha in alphas]
@@ -31,4 +31,5 @@ def dose_claim(table: DriftTable, alphas: Sequence[float] = ALPHAS, metric: str 
         ci_high=tuple(interval.high for interval in intervals),
         pairs=pairs,
         p_falling=float(sign_flip_p(slopes_P, "less")),
+        p_rising=float(sign_flip_p(slopes_P, "greater")),
     )

@@ -252,6 +252,19 @@ def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) 
     return f"the 90 % interval {interval} is not inside {1 / margin:.3g} … {margin:g}", "more seeds"
 
 
+def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tuple[str, str] | None:
+    """Why a probe cannot decide its claim, and what would; None where it can."""
+    if not enough_alphas:
+        return "the probe has too few values of α", "a probe with three or more values of α, 1 among them"
+    if dose.pairs < 2:
+        return "the probe has fewer than two pairs of batches", "a probe of several pairs (--batches)"
+    if not np.all(np.isfinite(drift)):
+        return "the probe has no incorrect completions whose length could drift", "a task that is sometimes failed"
+    if not np.any(drift):
+        return "every drift is zero: no group of the probe has rewards that differ", "a policy that sometimes succeeds"
+    return None
+
+
 def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
     """The verdict on the probe's claim; None (no probe file) is not tested."""
     if dose is None:
@@ -260,15 +273,15 @@ def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
     order = np.argsort(dose.alphas)
     alphas, drift = np.array(dose.alphas)[order], np.array(dose.drift)[order]
     at_one = np.flatnonzero(np.isclose(alphas, 1.0))
-    if len(alphas) < 3 or not at_one.size or not np.all(np.isfinite(drift)):
-        remedy = "a probe with three or more finite drifts, α = 1 among them"
-        return Verdict(claim, "not tested", "cannot be tested because the probe has too few values of α", remedy)
+    lack = _lack_of(dose, len(alphas) >= 3 and bool(at_one.size), drift)
+    if lack is not None:
+        return Verdict(claim, "not tested", f"cannot be tested because {lack[0]}", lack[1], n=dose.pairs)
     k = int(order[at_one[0]])
     zero_at_one = dose.ci_low[k] <= 0 <= dose.ci_high[k]
     effect = Interval(*(float(np.array(side)[order][0]) for side in (dose.drift, dose.ci_low, dose.ci_high)))
     numbers = Verdict(claim, "inconclusive", "", effect=effect, unit=f"drift at α = {alphas[0]:g}", p=dose.p_falling,
                       n=dose.pairs)  # fmt: skip
-    if not zero_at_one or dose.p_falling >= 1 - ALPHA:
+    if not zero_at_one or dose.p_rising <= ALPHA:
         return replace(numbers, status="contradicted", reason="drift at α = 1 is not zero" if not zero_at_one else
                        "drift rises with α")  # fmt: skip
     if dose.p_falling <= ALPHA and bool(np.all(np.diff(drift) < 0)):

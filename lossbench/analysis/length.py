@@ -242,7 +242,7 @@ def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float
 def _whole_run(sums: Columns, steps: Columns, path: Trajectory, late_reward: float) -> dict[str, float]:
     """Efficiency, slope after the plateau, tokens and time."""
     slope, slope_ols = slope_after(sums, plateau_step(path, late_reward))
-    rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(sums["tokens"].sum())
+    rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(np.nansum(sums["tokens"]))
     wall = steps["wall_s"][~np.isnan(steps["wall_s"])]
     return {
         "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if rewarded_tokens else np.nan,

@@ -161,15 +161,20 @@ def bootstrap_interval(
 def power_paired_t(d_z: float, n: int, alpha: float = 0.05, sides: Literal[1, 2] = 2) -> float:
     """Power of the paired t test at standardised effect `d_z` (mean / standard deviation of the differences).
 
-    The noncentral t gives the exact sign-flip test's power closely, except that below `seeds_needed(alpha)` pairs that
-    test cannot reject at all; then the power is 0.
+    The noncentral t gives the exact sign-flip test's power closely, except where that test rejects for few patterns of
+    signs: for none below `seeds_needed(alpha)` pairs, where the power is 0, and only where all pairs have one sign a
+    pair or two above, where it is at most the chance of that for normal differences.
     """
     alternative: Alternative = "greater" if sides == 1 else "two-sided"
     if n < 2 or not np.isfinite(d_z):
         return float("nan")
     if smallest_p(n, alternative) > alpha:
         return 0.0
-    return _t_power(abs(d_z), n, alpha, sides)
+    power = _t_power(abs(d_z), n, alpha, sides)
+    if 2 * smallest_p(n, alternative) <= alpha:
+        return power
+    one_sign = scipy_stats.norm.cdf(abs(d_z)) ** n + (scipy_stats.norm.cdf(-abs(d_z)) ** n if sides == 2 else 0.0)
+    return min(power, float(one_sign))
 
 
 def _t_power(d_z: float, n: int, alpha: float, sides: int) -> float:

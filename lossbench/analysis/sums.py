@@ -193,7 +193,7 @@ def sums_from_step_log(log: Columns) -> Columns:
     `source` says so.
     """
     log = _last_of_each_step(log)
-    sums = {"step": log["step"], "tokens": np.nan_to_num(log["tokens"])}
+    sums = {"step": log["step"], "tokens": log["tokens"]}
     for quantity, column in _LOGGED_MEANS.items():
         known = np.isfinite(log[column])
         numerator, denominator = RATIOS[quantity]

@@ -77,7 +77,8 @@ class DoseResponse:
     """What the probe found along α of length-power:α, for the claim on it; arrays as tuples of equal length.
 
     `drift` is the predicted drift of incorrect length relative to seq-mean-token-sum with its 95 % interval;
-    `p_falling` is the one-sided p, over independent pairs of batches, of a slope against α that is not below 0.
+    `p_falling` is the one-sided p, over independent pairs of batches, of a slope against α that is not below 0, and
+    `p_rising` of one that is not above it.
     """
 
     alphas: tuple[float, ...]
@@ -86,3 +87,4 @@ class DoseResponse:
     ci_high: tuple[float, ...]
     pairs: int
     p_falling: float
+    p_rising: float

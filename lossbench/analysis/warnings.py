@@ -195,13 +195,15 @@ def _mixed_versions(evidence: Evidence) -> Iterator[str]:
         f"{seeds_needed(ALPHA / FAMILY)} for {FAMILY} claims together")  # fmt: skip
 def _too_few_seeds(evidence: Evidence) -> Iterator[str]:
     counts = {arm: len(arm_values(evidence.metrics, arm, "late_length_mean")) for arm in arms_of(evidence.metrics)}
-    few = {arm: n for arm, n in counts.items() if n < seeds_needed(ALPHA / FAMILY)}
-    if few:
-        fewest = min(few.values())
-        reach = (
-            f"no test can reach {ALPHA:g}" if fewest < seeds_needed(ALPHA) else f"too few for {FAMILY} claims together"
-        )
-        yield f"{', '.join(few)}: {fewest} completed seeds{'' if len(set(few.values())) == 1 else ' or more'}, {reach}"
+    hopeless = [arm for arm, n in counts.items() if n < seeds_needed(ALPHA)]
+    few = [arm for arm, n in counts.items() if seeds_needed(ALPHA) <= n < seeds_needed(ALPHA / FAMILY)]
+    for arms, reach in (
+        (hopeless, f"no sign-flip test can reach {ALPHA:g}"),
+        (few, f"too few for {FAMILY} claims together"),
+    ):
+        if arms:
+            numbers = sorted({counts[arm] for arm in arms})
+            yield f"{', '.join(arms)}: {' or '.join(map(str, numbers))} completed seeds, {reach}"
 
 
 @_entry("unpaired-seeds", "warning", "run the missing seeds; only seeds that both arms have are compared")
@@ -329,6 +331,8 @@ def _one_row_micro_batch(evidence: Evidence) -> Iterator[str]:
 @_entry("inert-surrogates", "note", "steps_per_generation above gradient_accumulation_steps, or num_iterations above 1")
 def _inert_surrogates(evidence: Evidence) -> Iterator[str]:
     recipe = evidence.recipe
+    if not recipe.get("per_device_train_batch_size"):  # another trainer's log does not say how it was made
+        return
     accumulation = recipe.get("gradient_accumulation_steps") or 1
     on_policy = (recipe.get("steps_per_generation") or accumulation) <= accumulation
     if len(set(evidence.runs["loss_type"])) > 1 and on_policy and (recipe.get("num_iterations") or 1) == 1:

@@ -1,5 +1,6 @@
 """Running a recipe from the command line: check, say what will happen, run, say what happened."""
 
+import hashlib
 import shlex
 import signal
 import threading
@@ -170,7 +171,7 @@ def _run(
     executor = make_executor(options.executor, wanted)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder, shard):
+        with Lock(folder, shard, hashlib.sha256(" ".join(spec.run_id for spec in runs).encode()).hexdigest()[:6]):
             left = left_to_do(folder, mine, retry_failed=options.retry_failed)
             check_checkpoints(folder, left)
             write_plan(folder, recipe, runs, options.processes, fingerprint(recipe.claims))

@@ -120,9 +120,10 @@ def _forecast_lines(result: Result) -> list[str]:
     for row in result.forecasts:
         if row["change_tokens"] is None or not row["d_z"]:
             continue
+        power = "" if row["power"] is None else f"; power with {row['seeds']} seeds {row['power']:.2f}"
         lines.append(
             f"{row['mode']}: a run of {row['steps']} steps x {row['rows_per_step']} completions would move incorrect "
             f"length by {row['change_tokens']:+.1f} tokens against seq-mean-token-sum, noise between runs "
-            f"{row['noise_tokens']:.1f}; power with {row['seeds']} seeds {row['power']:.2f}"
+            f"{row['noise_tokens']:.1f}{power}"
         )
     return lines

@@ -61,7 +61,7 @@ def _as_markdown(names: list[str], rows: list[list[Any]]) -> None:
     print("| " + " | ".join(names) + " |")
     print("|" + " --- |" * len(names))
     for row in rows:
-        print("| " + " | ".join(_cell(value).replace("|", "\\|") for value in row) + " |")
+        print("| " + " | ".join(_cell(value).replace("|", "\\|").replace("\n", "<br>") for value in row) + " |")
 
 
 def _as_table(names: list[str], rows: list[list[Any]]) -> None:
@@ -70,7 +70,7 @@ def _as_table(names: list[str], rows: list[list[Any]]) -> None:
     if sys.stdout.isatty():
         _as_rich_table(names, cells, numeric)
     else:
-        _as_plain_table(names, cells, numeric)
+        _as_plain_table(names, [[cell.replace("\n", " ⏎ ") for cell in row] for row in cells], numeric)
 
 
 def _is_number(value: Any) -> bool:

@@ -46,6 +46,11 @@ def weights(
     try:
         chosen = parse_modes(modes)
         if losses is not None:
+            unused = {"--rewards": rewards, "--plot": plot, "--match-scale": match_scale}
+            if given := [name for name, value in unused.items() if value]:
+                raise UsageError(
+                    f"{given[0]} has no part in the loss of given token losses: leave it out with --losses"
+                )
             print_table(_losses(chosen, losses, mask, lengths, prompts, horizon, micro_batch_rows), None, format)
             return
         if lengths is None:

@@ -51,6 +51,9 @@ def check_options(lora: Mapping[str, Any]) -> None:
     for name in lora:
         if name not in LORA_OPTIONS:
             raise UsageError(unknown("LoRA option", name, LORA_OPTIONS))
+    for name in ("alpha", "dropout"):
+        if isinstance(lora.get(name, 0), bool) or not isinstance(lora.get(name, 0), int | float):
+            raise UsageError(f"LoRA option {name}={lora[name]!r}; valid: a number")
     if not isinstance(lora.get("r"), int) or lora["r"] < 1:
         raise UsageError(f"LoRA option r={lora.get('r')}; valid: a whole number >= 1, as in --lora r=16")
     if not 0 < lora.get("alpha", 1) < inf:
@@ -61,7 +64,7 @@ def check_options(lora: Mapping[str, Any]) -> None:
 
 def refuse_bad_lora(lora: Mapping[str, Any] | None) -> None:
     """Raise UsageError for bad options (`check_options`), or a missing `peft`."""
-    if lora:
+    if lora is not None:
         check_options(lora)
         _need_peft("LoRA")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lossbench.errors import UsageError
 from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 from lossbench.tasks.selfcheck import SelfCheck
 
@@ -120,7 +121,7 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
             break
     else:
         said = ", ".join(f"{share:.3f}" for share in tried)
-        raise RuntimeError(f"warm start of {policy}: accuracy {said} in {ATTEMPTS} attempts, {least:.3f} is needed")
+        raise UsageError(f"warm start of {policy}: accuracy {said} in {ATTEMPTS} attempts, {least:.3f} is needed")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     built = {**policy.as_dict(), "attempt": len(tried), "accuracy": round(tried[-1], 4)}

@@ -198,11 +198,15 @@ def _text(value: Any) -> str | None:
 def reference_of(arm: str, names: list[str], baseline: str, policies: Mapping[str, str | None]) -> str | None:
     """Whom `arm` is compared with: the baseline, or its counterpart among the arms that start from the same policy.
 
-    Pairs of runs share their starting policy, so an arm with a policy of its own is held against the baseline's mode on
-    that policy, or else the first arm on it. None for an arm that is a reference itself.
+    An arm with a label of its own is held against the baseline's mode under the same label, where there is such an
+    arm: what the label stands for is not the mode's doing. Pairs of runs share their starting policy, so an arm with a
+    policy of its own is held against the baseline's mode on that policy, or else the first arm on it. None for an arm
+    that is a reference itself.
     """
     if policies[arm] == policies[baseline]:
-        return None if arm == baseline else baseline
+        twin = baseline.partition("[")[0] + arm[arm.index("[") :] if "[" in arm else baseline
+        reference = twin if twin in names and twin != arm and policies[twin] == policies[arm] else baseline
+        return None if arm == baseline else reference
     same = [name for name in names if policies[name] == policies[arm]]
     counterparts = [name for name in same if name.partition("[")[0] == baseline.partition("[")[0]]
     reference = (counterparts or same)[0]

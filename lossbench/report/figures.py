@@ -40,7 +40,8 @@ FIGURES: dict[str, Entry] = {
         Entry(
             "forest", "Differences to the reference arm",
             "Each small mark is one pair of runs with equal seed, the large mark their mean, the bar its 95 % t "
-            "interval. A bar that crosses zero means: not distinguishable. A dashed line is the margin stated "
+            "interval. Whether a difference is distinguishable is for the test in the tables to say; a bar "
+            "that crosses zero hints that it is not. A dashed line is the margin stated "
             "beforehand, below which a mode counts as worse; a bar that reaches a panel's edge goes on.",
             figures_effects.forest,
         ),

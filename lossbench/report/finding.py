@@ -76,7 +76,7 @@ def _ordered(arm: str, reference: str, metric: str, result: PairedResult) -> str
     style = number_style(METRICS[metric].unit, larger)
     if metric == "late_reward":
         relation = f"is {adjective}er than {low}'s"
-    elif ratio == ratio:
+    elif ratio > 1:  # pairs of very unlike size can have a mean of ratios that says the contrary
         # The mean of the pairs' ratios need not be the ratio of the two means that follow.
         which = "" if times(ratio) == times(larger / smaller) else " (geometric mean over pairs)"
         relation = f"end {times(ratio)} as {adjective} as {low}'s{which}"

@@ -1,5 +1,6 @@
 """The probe's part of a report: what frozen rollouts say about the sweep's modes, where the sweep was probed."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,11 +42,12 @@ def probe_blocks(section: "ProbeSection") -> list[Block]:
     blocks: list[Block] = []
     if section.frozen is not None:
         blocks += _frozen_blocks(section.frozen)
-    if section.agreement is not None:
-        rho = section.agreement.correlation
+    agreement = section.agreement
+    if agreement is not None and math.isfinite(agreement.correlation.estimate):  # one run has no order
+        rho = agreement.correlation
         style = number_style("ratio")
         blocks.append(Text(
-            f"Along {count(section.agreement.units, 'run')}, predicted and realised changes of incorrect length order "
+            f"Along {count(agreement.units, 'run')}, predicted and realised changes of incorrect length order "
             f"together with a rank correlation of {style.plain(rho.estimate)} {style.interval(rho.low, rho.high)}."
         ))  # fmt: skip
     if section.left_out:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lossbench.analysis.claims import stated
 from lossbench.report.data import ReportData
 from lossbench.report.document import (
     Block,
@@ -102,11 +103,11 @@ def _incomplete(data: ReportData) -> str:
 
 
 def _verdicts(data: ReportData) -> Section:
-    changed = "The claims were changed after the first runs; read the verdicts as exploratory."
+    _, change = stated(data.spec)
     return _section(
         "verdicts",
         "Verdicts",
-        Text(changed) if data.spec.get("claims_changed") else None,
+        Text(f"Read the verdicts as exploratory: {change}.") if change and data.verdicts else None,
         verdict_table(data.verdicts) if data.verdicts else None,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lossbench import __version__
+from lossbench.analysis.claims import stated
 from lossbench.analysis.compare import Comparison, comparison_rows
 from lossbench.analysis.length import METRICS
 from lossbench.report.data import ReportData
@@ -68,7 +69,7 @@ def summary_json(data: ReportData) -> dict[str, Any]:
         "finding": finding.sentence,
         "support": support(data, finding),
         "complete": data.complete,
-        "claims_changed": bool(data.spec.get("claims_changed")),
+        "claims_changed": bool(data.verdicts and stated(data.spec)[1]),
         "verdicts": [verdict.row() for verdict in data.verdicts],
         "arms": [_arm(data, arm.name) for arm in data.arms],
         "metrics": summary_rows(data),
@@ -98,7 +99,8 @@ def _pairwise(data: ReportData, metric: str | None) -> list[dict[str, Any]]:
     if metric is None:
         return []
     arms = [arm.name for arm in data.arms if data.values(arm.name, metric).size]
-    pairs = [(a, b) for i, a in enumerate(arms) for b in arms[i + 1 :]]
+    policy = {arm.name: arm.policy for arm in data.arms}
+    pairs = [(a, b) for i, a in enumerate(arms) for b in arms[i + 1 :] if policy[a] == policy[b]]
     return comparison_rows(Comparison(a, b, metric, data.pair(a, b, metric)) for a, b in pairs)
 
 

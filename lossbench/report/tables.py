@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from lossbench.analysis.judge import family_note
 from lossbench.analysis.length import METRICS
 from lossbench.analysis.paired import PairedResult
@@ -172,8 +170,8 @@ def matched_table(data: ReportData, basis: str) -> Table | None:
     for arm, reference, found in data.matched_of:
         if found.basis != basis:
             continue
-        at = number_style(found.unit, found.at).with_unit(found.at) if np.isfinite(found.at) else MISSING
-        if basis == "step" and np.isfinite(found.at):
+        at = number_style(found.unit, found.at).with_unit(found.at) if found.at > 0 else MISSING
+        if basis == "step" and found.at > 0:
             at = f"steps {math.floor(0.8 * found.at) + 1} to {found.at:.0f}"
         results = {item.metric: item.result for item in found.comparisons}
         cells = [_matched_cell(metric, results.get(metric)) for metric in metrics]
@@ -206,7 +204,10 @@ def pairwise_table(data: ReportData, metric: str) -> Table | None:
     for row in arms:
         cells = [Cell(row.name, style.with_unit(float(data.values(row.name, metric).mean())), strong=True)]
         for other in arms:
-            cells.append(Cell("·") if other is row else _pair_cell(style, data.pair(row.name, other.name, metric)))
+            if other is row or other.policy != row.policy:  # pairs start from one policy
+                cells.append(Cell("·" if other is row else MISSING))
+            else:
+                cells.append(_pair_cell(style, data.pair(row.name, other.name, metric)))
         rows.append(tuple(cells))
     unit = "percentage points" if style.share else METRICS[metric].unit
     return Table(f"Every pair: {METRICS[metric].label} ({unit})", tuple(columns), tuple(rows), _PAIR_FOOT)

@@ -14,8 +14,15 @@ def is_being_worked_on(folder: Path) -> bool:
 
 def is_held(path: Path) -> bool:
     """Whether some process holds a lock on `path`, alone or shared."""
-    with path.open() as handle:
-        return not try_lock(handle, fcntl.LOCK_EX)
+    # Over NFS an exclusive lock needs a file open for writing, and a shared one a file open for reading.
+    try:
+        with path.open("r+") as handle:
+            return not try_lock(handle, fcntl.LOCK_EX)
+    except PermissionError:
+        with path.open() as handle:
+            return not try_lock(handle, fcntl.LOCK_SH)
+    except OSError:  # a read-only disk: nobody works on it
+        return False
 
 
 def try_lock(handle: TextIO, kind: int) -> bool:

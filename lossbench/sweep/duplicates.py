@@ -65,7 +65,7 @@ def setup_of(recipe: Recipe):
     rows, group = recipe.per_device_train_batch_size, recipe.num_generations
     windows = -(-recipe.micro_batches_per_generation // recipe.gradient_accumulation_steps)
     if rows > _ROWS_ENOUGH and rows % group == 0:
-        rows = 2 * group
+        rows = min(rows, 2 * group)
     return Setup(
         on_policy=windows * recipe.num_iterations == 1,
         rows_per_micro_batch=rows,

@@ -17,9 +17,11 @@ _TRIES, _BETWEEN_TRIES_S = 3, 0.05
 class Lock:
     """Holds `folder` against other sweeps while it is entered. Raises UsageError where another one holds it."""
 
-    def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
+    def __init__(self, folder: Path, shard: tuple[int, int] | None = None, plan: str = "") -> None:
+        """`shard`: slice i of n of the plan that `plan` names; slices of another plan could hold the same runs."""
         self.folder = folder
         self.shard = shard
+        self.plan = plan
         self._held: list[TextIO] = []
 
     def __enter__(self) -> "Lock":
@@ -29,10 +31,11 @@ class Lock:
                 return self
             i, n = self.shard
             self._hold(LOCK_FILE, fcntl.LOCK_SH)
+            cut = f"{LOCK_FILE}-of-{n}{self.plan}"
             for other in self.folder.glob(f"{LOCK_FILE}-of-*"):
-                if other.name != f"{LOCK_FILE}-of-{n}" and is_held(other):
+                if other.name != cut and is_held(other):
                     raise self._refusal()
-            self._hold(f"{LOCK_FILE}-of-{n}", fcntl.LOCK_SH)
+            self._hold(cut, fcntl.LOCK_SH)
             self._hold(f"{LOCK_FILE}-{i}-of-{n}", fcntl.LOCK_EX)
         except BaseException:
             self.__exit__()
@@ -40,7 +43,7 @@ class Lock:
         return self
 
     def _hold(self, name: str, kind: int) -> None:
-        handle = (self.folder / name).open("a")
+        handle = (self.folder / name).open("a+")
         self._held.append(handle)
         for _ in range(_TRIES):
             if try_lock(handle, kind):

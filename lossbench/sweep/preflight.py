@@ -27,6 +27,7 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = Tr
         settings = spec.settings
         if here:
             _check_extras(settings)
+        _check_mode(spec)
         _check_built_in(spec)
         asked = f"{settings.task} {sorted(settings.task_params.items())}"
         if asked not in tasks:
@@ -41,8 +42,8 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = Tr
 
 
 def _distinct(runs: Iterable[RunSpec]) -> Sequence[RunSpec]:
-    """One run of each policy and settings: seeds and modes need nothing of their own."""
-    return list({(spec.policy, spec.settings.model_dump_json()): spec for spec in runs}.values())
+    """One run of each policy, loss_type and settings: seeds and aggregations need nothing of their own."""
+    return list({(spec.policy, spec.mode.loss_type, spec.settings.model_dump_json()): spec for spec in runs}.values())
 
 
 def _check_extras(settings: Settings) -> None:
@@ -52,10 +53,16 @@ def _check_extras(settings: Settings) -> None:
     for name in settings.report_to:
         if not any(importlib.util.find_spec(package) for package in (name, _ALSO_BY.get(name, name))):
             raise UsageError(f"--report-to {name} needs {name}: pip install 'lossbench[{name}]'")
-    if settings.lora:
+    if settings.lora is not None:
         from lossbench.policies.adapters import refuse_bad_lora
 
         refuse_bad_lora(settings.lora)
+
+
+def _check_mode(spec: RunSpec) -> None:
+    """A correction of vLLM's probabilities that a mode would leave out in silence."""
+    if spec.settings.sampler == "vllm" and spec.mode.loss_type == "vespo":
+        raise UsageError("mode 'vespo' is not corrected for vLLM's probabilities: use sampler lossbench or generate")
 
 
 def _check_built_in(spec: RunSpec) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 
+STOCK_SAMPLER = "--sampler generate with --set eval_samples=0, for evaluations are sampled by lossbench"
+
 
 class Decoder(Protocol):
     """What the sampling loop needs of a model. Rows are numbered 0..n-1 in their present order."""
@@ -62,7 +64,7 @@ def unwrapped(model: nn.Module) -> Any:
     inner: Any = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
     if hasattr(inner, "get_base_model"):
         if any(getattr(config, "is_prompt_learning", False) for config in inner.peft_config.values()):
-            raise UsageError("adapters with virtual prompt tokens need the stock sampler: use --sampler generate")
+            raise UsageError(f"adapters with virtual prompt tokens need the stock sampler: use {STOCK_SAMPLER}")
         inner = inner.get_base_model()
     if getattr(inner.config, "is_encoder_decoder", False):
         raise UsageError(f"{type(inner).__name__} is an encoder-decoder: give a causal language model")
@@ -87,7 +89,7 @@ def read_prompts(model: Any, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor) -> t
     logits_UV = _forward(model, prompt_ids_UP, prompt_mask_UP, prompt_positions(prompt_mask_UP), cache)
     plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
     if not plain or cache.get_seq_length() != prompt_ids_UP.shape[1]:
-        raise UsageError(f"{type(model).__name__} keeps no plain key-value cache: use --sampler generate for it")
+        raise UsageError(f"{type(model).__name__} keeps no plain key-value cache: use {STOCK_SAMPLER}")
     return logits_UV, cache
 
 

@@ -115,10 +115,10 @@ def sampling_row(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     def mean(values: list[float]) -> float | None:
         return fmean(values) if values else None
 
-    rewards: dict[int, list[float]] = {}
+    rewards: dict[tuple[int, int], list[float]] = {}
     for rollout in rollouts:
         if rollout.reward is not None:
-            rewards.setdefault(rollout.group, []).append(rollout.reward)
+            rewards.setdefault((rollout.generation, rollout.group), []).append(rollout.reward)
     return {
         "generation": rollouts[-1].generation,
         "reward_mean": mean([r.reward for r in rollouts if r.reward is not None]),

@@ -10,6 +10,7 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is used on purpose
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
+import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
@@ -102,24 +103,32 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     if found is None:
         evals.at(0)
         probes.at(0)
-    elif verifier := getattr(task, "verifier", None):
-        verifier.errors = verifier_errors_at(found[1])
+    elif writer and (verifier := getattr(task, "verifier", None)):
+        verifier.errors = verifier_errors_at(found[1])  # of all processes
     trainer.add_callback(evals)
     trainer.add_callback(probes)
     trainer.add_callback(_Checkpoints(spec, run_dir, trainer, task))
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
+    failed, of_this_one = _verifier_errors_of_all(task, trainer), _verifier_errors(task)
     evals.at(settings.steps)
     return {
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
         "resumed_from_step": found[0] if found else None, "resolved": policy.resolved,
         "tables": writer.join() if writer else {},
-        "verifier_errors": _verifier_errors(task),
+        "verifier_errors": failed + _verifier_errors(task) - of_this_one,
     }  # fmt: skip
 
 
 def _verifier_errors(task: Any) -> int:
     """On how many completions the task's verifier failed so far; 0 where it has none that counts."""
     return getattr(getattr(task, "verifier", None), "errors", 0)
+
+
+def _verifier_errors_of_all(task: Any, trainer: ModeTrainer) -> int:
+    """The same over all processes of the run, which call it together."""
+    accelerator = trainer.accelerator
+    mine = torch.tensor([_verifier_errors(task)], device=accelerator.device)
+    return int(accelerator.reduce(mine, reduction="sum").item())  # type: ignore[union-attr]
 
 
 def _load_options(spec: RunSpec) -> dict[str, Any]:
@@ -179,7 +188,7 @@ def _send_logs_to(run_dir: Path, loggers: list[str]) -> None:
 _PASSED_ON = (
     "num_generations", "gradient_accumulation_steps", "num_iterations",
     "max_completion_length", "temperature", "top_p", "top_k", "mask_truncated_completions", "learning_rate",
-    "lr_scheduler_type", "warmup_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm",
+    "warmup_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm",
     "beta", "epsilon_high", "delta", "gradient_checkpointing", "trust_remote_code",
 )  # fmt: skip
 
@@ -192,11 +201,14 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
     settings = spec.settings
     every = checkpoint_steps(settings)
     place = placement(settings.device, settings.dtype)
+    # The scheduler called constant does not look at warm-up steps.
+    warms_up = settings.lr_scheduler_type == "constant" and settings.warmup_steps > 0
     return GRPOConfig(
         output_dir=str(output_dir),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.per_device_train_batch_size // spec.processes,
         steps_per_generation=settings.micro_batches_per_generation,
+        lr_scheduler_type="constant_with_warmup" if warms_up else settings.lr_scheduler_type,
         epsilon=settings.epsilon_low,
         seed=spec.seed,
         shuffle_dataset=False,
@@ -229,8 +241,9 @@ class _Checkpoints(TrainerCallback):
     def on_save(self, args, state, control, **kwargs) -> None:
         """Called by the trainer after it wrote a checkpoint."""
         self.trainer.accelerator.wait_for_everyone()
+        failed = _verifier_errors_of_all(self.task, self.trainer)
         if is_main_process():
-            seal(self.run_dir, state.global_step, self.spec.run_id, _verifier_errors(self.task))
+            seal(self.run_dir, state.global_step, self.spec.run_id, failed)
 
 
 class _Evaluations(TrainerCallback):

@@ -9,13 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from lossbench.errors import unknown
 
 Sampler = Literal["lossbench", "generate", "vllm"]
+Scheduler = Literal["constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
 class Settings(BaseModel):
     """The training settings that all runs of a sweep share; names and meanings are TRL's unless a comment says more."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     task: str = "selfcheck"
     task_params: dict[str, Any] = Field(default_factory=dict)
@@ -28,14 +29,14 @@ class Settings(BaseModel):
     num_iterations: int = Field(1, ge=1)
     max_completion_length: int = Field(128, ge=1)
 
-    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     sampler: Sampler = "lossbench"
     mask_truncated_completions: bool = False
 
-    learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
-    lr_scheduler_type: str = "constant"
+    learning_rate: float = Field(1e-4, gt=0)
+    lr_scheduler_type: Scheduler = "constant"
     warmup_steps: int = Field(0, ge=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.99, ge=0, lt=1)
