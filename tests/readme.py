@@ -57,6 +57,34 @@ def _effect(row) -> str:
     return text if p is None else f"{text}, p {p:.2g}"
 
 
+REPLICATIONS = {"own-sampler": "another processor", "generate": "the same, sampled by `generate`"}
+
+
+def replication_block() -> str:
+    """The claims on training in the reference run and in the runs that repeated it from other warm starts."""
+    told = {"reference": _summary()}
+    told |= {
+        title: json.loads((REFERENCE.parent / "replications" / f"{name}.json").read_text())
+        for name, title in REPLICATIONS.items()
+    }
+    rows = []
+    for claim in ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C10"):
+        cells = [_replicated(claim, summary) for summary in told.values()]
+        rows.append(f"| {claim} | {' | '.join(cells)} |")
+    head = [f"| | {' | '.join(told)} |", "| --- |" + " --- |" * len(told)]
+    return "\n".join([*head, *rows])
+
+
+def _replicated(claim: str, summary: dict) -> str:
+    row = next(row for row in summary["verdicts"] if row["claim"] == claim)
+    flat = [w["message"] for w in summary["warnings"] if w["code"] == "reward-flat"]
+    if claim == "C10" and any("selfcheck-null" in message for message in flat):
+        return "not judged: one of its null policies did not learn"
+    sign = "" if row["unit"] == "ratio" else "+"
+    size = f"{row['effect']:{sign}.3g} [{row['ci_low']:.3g}, {row['ci_high']:.3g}]"
+    return f"{size}, {row['status']}"
+
+
 PROBED = ("grpo@seq-mean-token-mean/none", "grpo@prompt-mean/none", "grpo@token-mean/none", "dr_grpo")
 
 
@@ -94,7 +122,7 @@ def probe_of_smollm2_block() -> str:
 
 BLOCKS = {
     "finding": finding_block, "probe": probe_block, "probe-smollm2": probe_of_smollm2_block, "schema": schema_block,
-    "verdicts": verdict_block,
+    "replications": replication_block, "verdicts": verdict_block,
 }  # fmt: skip
 
 
