@@ -12,13 +12,11 @@ from typer.testing import CliRunner
 
 from lossbench.analysis.compare import (
     Side,
-    against_baseline,
     arm_values,
     compare_arms,
     comparison_rows,
     matched,
     pair_label,
-    pairwise,
 )
 from lossbench.analysis.length import summarise
 from lossbench.analysis.warnings import CATALOGUE, Evidence, find_notices, run_versions, same_experiment
@@ -50,13 +48,6 @@ def test_unfinished_runs_are_not_compared(summary):
     metrics.loc[0, "complete"] = False
     assert len(arm_values(metrics, "grpo", "late_reward")) == 5
     assert len(arm_values(metrics, "grpo", "late_reward", complete_only=False)) == 6
-
-
-def test_baseline_and_pairwise(summary):
-    items = against_baseline(summary.metrics, "grpo", ["late_reward"])
-    assert [(item.arm_a, item.arm_b) for item in items] == [("dr_grpo", "grpo"), ("dapo", "grpo")]
-    pairs = [(item.arm_a, item.arm_b) for item in pairwise(summary.metrics, "late_reward")]
-    assert pairs == [("grpo", "dr_grpo"), ("grpo", "dapo"), ("dr_grpo", "dapo")]
 
 
 def test_equal_tokens_uses_the_shorter_run_s_budget(tmp_path):

@@ -63,7 +63,8 @@ def test_parts_are_readable_while_a_run_goes_and_become_one_file(tmp_path):
     for number in (2, 1, 3):
         writer.append("steps", number, [step("a", number)])
     assert lossbench.load(sweep).steps["step"].tolist() == [1, 2, 3]
-    writer.finish()
+    writer.join()
+    writer.drop_parts()
     assert sorted(path.name for path in (sweep / "runs" / "a").iterdir()) == ["steps.parquet"]
     assert lossbench.load(sweep).steps["step"].tolist() == [1, 2, 3]
 

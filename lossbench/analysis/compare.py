@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -82,17 +81,6 @@ def compare_arms(
     values_a = arm_values(metrics, arm_a, metric)
     values_b = arm_values(metrics if metrics_b is None else metrics_b, arm_b, metric)
     return Comparison(arm_a, arm_b, metric, paired(values_a, values_b))
-
-
-def against_baseline(metrics: pd.DataFrame, baseline: str, chosen: Iterable[str] = COMPARED) -> list[Comparison]:
-    """Every other arm minus `baseline`, on each of the `chosen` metrics."""
-    others = [arm for arm in arms_of(metrics) if arm != baseline]
-    return [compare_arms(metrics, arm, baseline, metric) for metric in chosen for arm in others]
-
-
-def pairwise(metrics: pd.DataFrame, metric: str) -> list[Comparison]:
-    """Every pair of arms on one metric, earlier arm minus later arm."""
-    return [compare_arms(metrics, a, b, metric) for a, b in combinations(arms_of(metrics), 2)]
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,11 @@ _DRY_COLUMNS = [
 _AXES = ("loss_types", "agg_modes", "scale_rewards")
 
 
-def recipe_keys(name: str, flags: Mapping[str, Any], axes: Mapping[str, str | None], assignments: Sequence[str]):
+def resolved_recipe(name: str, flags: Mapping[str, Any], axes: Mapping[str, str | None], assignments: Sequence[str]):
     """The recipe `name` with flags, then `--set` assignments on top. Raises UsageError."""
-    from lossbench.sweep.recipe import apply_assignments, make_recipe, read_toml, recipe_path
+    from lossbench.sweep.recipe import apply_assignments, make_recipe, recipe_keys
 
-    path = recipe_path(name)
-    keys: dict[str, Any] = {"name": path.stem, **read_toml(path)}
+    keys = recipe_keys(name)
     keys |= {key: value for key, value in flags.items() if value is not None}
     keys |= _axis_keys(axes, keys)
     return make_recipe(apply_assignments(keys, list(assignments)), name)

@@ -38,11 +38,11 @@ def reproduce(
 
     Example: lossbench reproduce dr-grpo --smoke
     """
-    from lossbench.cli._launch import launch, recipe_keys
+    from lossbench.cli._launch import launch, resolved_recipe
     from lossbench.sweep.recipe import recipe_path
 
     flags: dict[str, Any] = {"name": f"{recipe_path(recipe).stem}-smoke", **_SMOKE} if smoke else {}
-    resolved = recipe_keys(recipe, {**flags, "sampler": sampler}, {}, [])
+    resolved = resolved_recipe(recipe, {**flags, "sampler": sampler}, {}, [])
     if not resolved.claims:
         raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
     if smoke:

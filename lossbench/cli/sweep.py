@@ -41,7 +41,7 @@ def sweep(
 
     Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
     """
-    from lossbench.cli._launch import launch, recipe_keys
+    from lossbench.cli._launch import launch, resolved_recipe
     from lossbench.policies.adapters import parse_lora
 
     flags = {
@@ -50,7 +50,7 @@ def sweep(
         "checkpoint_every": checkpoint_every, **o.dataset_task(dataset, verifier, task),
     }  # fmt: skip
     axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
-    resolved = recipe_keys(recipe, flags, axes, set_ or [])
+    resolved = resolved_recipe(recipe, flags, axes, set_ or [])
     options = o.Launch(
         jobs=jobs, executor=executor, address=address, gpus_per_run=gpus_per_run, processes=nproc_per_run, shard=shard,
         retry_failed=retry_failed, fail_fast=fail_fast, fresh=fresh, skip_duplicates=skip_duplicates, out=out,

@@ -10,14 +10,14 @@ import numpy as np
 from lossbench.analysis.claims import select
 from lossbench.analysis.compare import MatchedComparison, Side, arm_values, matched
 from lossbench.analysis.judge import judge_all
-from lossbench.analysis.length import METRICS, Summary, records, summarise
+from lossbench.analysis.length import Summary, records, summarise
 from lossbench.analysis.paired import PairedResult, paired
 from lossbench.analysis.verdict import Verdict
-from lossbench.analysis.warnings import Notice, find_notices
+from lossbench.analysis.warnings import Notice, find_notices, run_versions
 from lossbench.errors import UsageError, unknown
 from lossbench.report.probe import read_probe
 from lossbench.report.style import ArmStyle, arm_styles
-from lossbench.store.read import RUN_FILE, Sweep, read_json
+from lossbench.store.read import Sweep
 
 if TYPE_CHECKING:
     from lossbench.analysis.probe_section import ProbeSection
@@ -227,22 +227,3 @@ def reverse(result: PairedResult) -> PairedResult:
         ratio_boot_low=inverse(result.ratio_boot_high), ratio_boot_high=inverse(result.ratio_boot_low),
         p_greater=result.p_less, p_less=result.p_greater, d_z=-result.d_z,
     )  # fmt: skip
-
-
-def run_versions(sweep: Sweep) -> dict[str, dict[str, str]]:
-    """Package versions of each run that recorded them; a damaged run.json is already among the sweep's problems."""
-    found = {}
-    for run_id in sweep.run_ids:
-        path = sweep.run_dir(run_id) / RUN_FILE
-        try:
-            versions = read_json(path).get("versions") if path.exists() else None
-        except UsageError:
-            continue
-        if versions:
-            found[run_id] = versions
-    return found
-
-
-def metric_unit(metric: str) -> str:
-    """The unit of a metric of `METRICS`."""
-    return METRICS[metric].unit

@@ -78,7 +78,8 @@ def _replace(path: Path, write) -> None:
 
 
 class PartWriter:
-    """Grows a run's tables as `parts/<table>-<step>.parquet`; `finish` turns them into one file a table."""
+    """Grows a run's tables as `parts/<table>-<step>.parquet`; `join` makes one file a table of them, and
+    `drop_parts` drops them."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -108,11 +109,6 @@ class PartWriter:
         for pattern in ("*.parquet", ".*.tmp"):
             for path in self.run_dir.glob(pattern):
                 path.unlink()
-
-    def finish(self) -> None:
-        """Join the parts of each table into `<table>.parquet`, then drop them."""
-        self.join()
-        self.drop_parts()
 
     def join(self) -> dict[str, int]:
         """Write each table's parts as one `<table>.parquet` and return the tables' row counts; the parts stay.

@@ -40,25 +40,39 @@ class Silent:
 
 
 class _Clock:
-    """Time left, from the steps made so far."""
+    """Time left, from the steps made since this call began: what a run had made before took no time of it."""
 
     def __init__(self, runs: list[RunSpec]) -> None:
-        self.steps_total = sum(spec.settings.steps for spec in runs)
+        self.left_of = {spec.run_id: spec.settings.steps for spec in runs}
+        self.steps_total = sum(self.left_of.values())
         self.runs_total = len(runs)
-        self.steps_of: dict[str, int] = {}
         self.runs_ended = 0
         self.began = time.monotonic()
+        self._steps = dict(self.left_of)
+        self._first: dict[str, int] = {}
+        self._made: dict[str, int] = {}
+
+    def progressed(self, run_id: str, step: int) -> None:
+        """A run has made this step."""
+        self._made[run_id] = step + 1 - self._first.setdefault(run_id, step)
+        self.left_of[run_id] = self._steps[run_id] - step
+
+    def ended(self, run_id: str) -> None:
+        """A run has ended, whether or not it made all its steps."""
+        self.runs_ended += 1
+        self.left_of[run_id] = 0
 
     @property
     def steps_done(self) -> int:
-        return sum(self.steps_of.values())
+        """Steps that need not be waited for."""
+        return self.steps_total - sum(self.left_of.values())
 
     def left(self) -> str:
         """Estimated time left as m:ss, or a dash before there is anything to go by."""
-        done = self.steps_done
-        if not done:
+        made = sum(self._made.values())
+        if not made:
             return "-:--"
-        seconds = (time.monotonic() - self.began) / done * max(self.steps_total - done, 0)
+        seconds = (time.monotonic() - self.began) / made * sum(self.left_of.values())
         return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
@@ -88,7 +102,7 @@ class Lines(Silent):
 
     def progressed(self, progress: Step) -> None:
         """A line every quarter of a minute and run."""
-        self.clock.steps_of[progress.run_id] = progress.step
+        self.clock.progressed(progress.run_id, progress.step)
         progress = _with_last_numbers(progress, self.latest.get(progress.run_id))
         self.latest[progress.run_id] = progress
         now = time.monotonic()
@@ -98,7 +112,7 @@ class Lines(Silent):
 
     def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
         """One line, with the log of a run that failed."""
-        self.clock.runs_ended += 1
+        self.clock.ended(spec.run_id)
         latest = self.latest.get(spec.run_id)
         done = f"done  {_numbers(latest)}" if latest else "done"
         text = done if reason is None else f"failed: {reason}; its log: {log}"
@@ -143,14 +157,14 @@ class Live:
         """Move the bars."""
         progress = _with_last_numbers(progress, self.latest.get(progress.run_id))
         self.latest[progress.run_id] = progress
-        self.clock.steps_of[progress.run_id] = progress.step
+        self.clock.progressed(progress.run_id, progress.step)
         self.progress.update(self.tasks[progress.run_id], completed=progress.step, numbers=_numbers(progress))
         self.progress.update(self.all, completed=self.clock.steps_done, numbers=f"left {self.clock.left()}")
 
     def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
         """A line above the bars."""
         self.progress.remove_task(self.tasks.pop(spec.run_id))
-        self.clock.runs_ended += 1
+        self.clock.ended(spec.run_id)
         count = f"[{self.clock.runs_ended}/{self.clock.runs_total}]"
         text = "done" if reason is None else f"failed: {reason}; its log: {log}"
         self.console.print(Text(f"{count} {spec.arm} seed {spec.seed}: {text}"))

@@ -145,11 +145,15 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not TOML ({error})") from None
 
 
-def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe `name` (built in, or a path) with `overrides` on top. Raises UsageError that names the fault."""
+def recipe_keys(name: str) -> dict[str, Any]:
+    """The keys of the recipe `name` (built in, or a path), its own name among them. Raises UsageError."""
     path = recipe_path(name)
-    keys = {"name": path.stem, **read_toml(path), **(overrides or {})}
-    return make_recipe(keys, str(name))
+    return {"name": path.stem, **read_toml(path)}
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe `name` (built in, or a path). Raises UsageError that names the fault."""
+    return make_recipe(recipe_keys(name), name)
 
 
 def make_recipe(keys: Mapping[str, Any], where: str) -> Recipe:
