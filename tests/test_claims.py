@@ -138,6 +138,7 @@ def test_a_larger_rival_contradicts_dominance_whatever_its_sign():
     values = dict(zip(FACTORIAL, (spread(20), spread(40, seed=1), spread(40, seed=2), spread(20, seed=3)), strict=True))
     verdict = judge(CLAIMS["C6"], metrics_of(values, "late_length_incorrect"))
     assert verdict.status == "contradicted" and verdict.effect.estimate == pytest.approx(0, abs=1e-9)
+    assert verdict.reason.startswith("a rival effect is larger")
 
 
 def test_surrogates_differ_less_than_aggregations():

@@ -228,7 +228,10 @@ def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
         return replace(verdict, status="supported", reason=f"{name} = {p:.3g}")
     if draft.against:
         remedy = "" if verdict.n >= 5 else "more seeds: an interval of few runs is easily misled"
-        return replace(verdict, status="contradicted", reason="the 95 % interval lies on the other side", remedy=remedy)
+        against = "the 95 % interval lies on the other side"
+        if draft.claim.kind == "dominates":
+            against = "a rival effect is larger: the 95 % interval of what the claimed one has over it lies below 0"
+        return replace(verdict, status="contradicted", reason=against, remedy=remedy)
     reason, remedy = _why_inconclusive(draft, verdict, f"{name} = {p:.3g}", family if p_holm is not None else 1)
     return replace(verdict, reason=reason, remedy=remedy)
 
