@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_THREADS = 6
+_THREADS = 3
 _FINISHING = 2  # files at once
 
 

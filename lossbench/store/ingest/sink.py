@@ -21,7 +21,7 @@ CountTokens = Callable[[Sequence[str]], Sequence[int]]
 
 TOKENS, CHARACTERS = "tokens", "characters"
 _ROWS_PER_WRITE = 50_000
-_BYTES_PER_WRITE = 8 << 20
+_BYTES_PER_WRITE = 4 << 20
 
 
 @dataclass(frozen=True)
