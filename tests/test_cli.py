@@ -80,3 +80,26 @@ def test_public_names_load_on_first_use():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         lossbench.nonsense  # noqa: B018
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [
+        sys.executable,
+        "-m",
+        "lossbench",
+        "weights",
+        "--lengths",
+        "4,2",
+        "--plot",
+        str(tmp_path / "file" / "w.png"),
+    ]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(f"error: {tmp_path / 'file'}")
+
+
+def test_a_reward_that_is_no_finite_number_is_refused():
+    arguments = ["weights", "--lengths", "4,2", "--rewards", "1,nan"]
+    result = subprocess.run([sys.executable, "-m", "lossbench", *arguments], capture_output=True, text=True)
+    assert result.returncode == 2 and "no finite number" in result.stderr

@@ -280,3 +280,12 @@ def test_a_folder_may_be_named_like_a_table(tmp_path):
     (tmp_path / "log" / "old.csv").mkdir(parents=True)
     written(tmp_path / "log" / "new.csv", "step,reward_mean\n1,0.5\n")
     assert len(read(tmp_path / "log", tmp_path / "out").runs) == 1
+
+
+def test_cells_that_are_no_numbers_are_counted_and_their_rows_read(tmp_path):
+    text = "step,completion,reward,length\n1,a,high,3\n1,b,,abc\n1,c,1,4\n"
+    result = read(written(tmp_path / "grpo-s0.csv", text), tmp_path / "out", mode=None, seed=None)
+    assert [example.split("), ")[1] for example in result.damage.examples] == [
+        "line 2: reward 'high' is no number", "line 3: length 'abc' is no number",
+    ]  # fmt: skip
+    assert load(tmp_path / "out").rollouts["reward"].isna().tolist() == [True, True, False]

@@ -130,3 +130,17 @@ def test_every_table_has_a_type_and_words_for_each_column():
         assert len(schema_for(table).names) == len({column.name for column in columns})
         assert all(column.doc for column in columns)
     assert json.loads(json.dumps([column.name for column in TABLES["rollouts"]]))
+
+
+def test_a_table_that_a_completed_run_wrote_and_that_is_gone_is_a_problem(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    writer = PartWriter(sweep / "runs" / "a")
+    writer.append("steps", 1, [step("a", 1)])
+    write_json(sweep / "runs" / "a" / "run.json", {"status": "completed", "tables": {**writer.join(), "evals": 0}})
+    writer.drop_parts()
+    found = lossbench.load(sweep)
+    assert len(found.runs) == 1 and found.problems == []
+    (sweep / "runs" / "a" / "steps.parquet").unlink()
+    found = lossbench.load(sweep)
+    assert len(found.runs) == 1
+    assert [text.split(": ", 1)[1] for text in found.problems] == ["missing, though the run is completed"]

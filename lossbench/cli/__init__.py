@@ -53,9 +53,17 @@ def _global(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    """Run the command line; a user's mistake is one line on stderr and exit code 2.
+
+    So is what the system refuses: a path that cannot be written, a full disk.
+    """
     try:
         app()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # whoever reads us has enough
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
         sys.exit(2)

@@ -1,5 +1,6 @@
 """`lossbench weights`: who gets how much weight under each mode, for lengths you name."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,6 +91,8 @@ def _rewards(text: str | None, count: int) -> "Tensor | None":
     if text is None:
         return None
     values = _numbers("--rewards", text)
+    if not all(math.isfinite(value) for value in values):
+        raise UsageError(f"--rewards '{text}': holds what is no finite number; valid: 1,0")
     if len(values) != count:
         raise UsageError(f"--rewards has {len(values)} values for {count} completions; valid: one each")
     return torch.tensor(values, dtype=torch.float64)

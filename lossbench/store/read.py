@@ -4,6 +4,7 @@ A damaged file is named in `Sweep.problems` and passed over; nothing else is sil
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,12 @@ def load(path: str | Path) -> "Sweep":
     return Sweep(folder, read_json(folder / SWEEP_FILE))
 
 
+def _tables_recorded(state: Mapping[str, Any]) -> list[str]:
+    """The tables that a completed run says it wrote rows of."""
+    recorded = state.get("tables") if state.get("status") == "completed" else None
+    return [name for name, rows in recorded.items() if rows] if isinstance(recorded, dict) else []
+
+
 @dataclass
 class Sweep:
     """One sweep's folder: `spec` is its sweep.json, `runs` a row per planned run, the tables as data frames.
@@ -100,6 +107,9 @@ class Sweep:
                 state = read_json(folder / RUN_FILE)
             except UsageError as error:
                 self._problem(str(error))
+            for name in _tables_recorded(state):
+                if not (folder / f"{name}.parquet").exists():
+                    self._problem(f"{folder / f'{name}.parquet'}: missing, though the run is completed")
         return {**planned, **state, "run_id": run_id, "log": str(folder / "log.txt")}
 
     def run_dir(self, run_id: str) -> Path:

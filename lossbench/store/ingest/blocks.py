@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,14 +29,30 @@ def block(
     `lines` are the rows' numbers in the file, where they are not those of the block.
     """
     table = pa.table({name: _column(name, values) for name, values in columns.items()})
+    for name in _NUMBERS:
+        if name in columns and table[name].null_count:
+            _name_what_is_no_number(name, columns[name], table[name], place, damage, lines)
     stepped = table["step"].is_valid()
     if table["step"].null_count == 0:
         return table
     for i, known in enumerate(stepped.to_pylist()):
         if not known:
-            row = f"row {i + 1}" if lines is None else f"line {lines[i]}"
-            damage.add(f"{place}, {row}", f"step {columns['step'][i]!r} is no number")
+            damage.add(f"{place}, {_row(i, lines)}", f"step {columns['step'][i]!r} is no number")
     return table.filter(stepped)
+
+
+def _row(i: int, lines: Sequence[int] | None) -> str:
+    return f"row {i + 1}" if lines is None else f"line {lines[i]}"
+
+
+def _name_what_is_no_number(
+    name: str, values: Sequence[Any], column: pa.ChunkedArray, place: str, damage: Damage, lines: Sequence[int] | None
+) -> None:
+    """Count cells that hold something, and no number; their rows are read without them."""
+    for i in np.flatnonzero(np.asarray(column.is_null())).tolist():
+        value = values[i]
+        if value is not None and value == value and value != "":
+            damage.add(f"{place}, {_row(i, lines)}", f"{name} {value!r} is no number")
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:

@@ -254,6 +254,7 @@ def _state(
         "status": "completed",
         "source": str(run.source),
         "steps_done": done,
+        "tables": {"steps": len(steps), **{name: sink.rows for name, sink in sinks.items()}},
         "rollouts": sinks["rollouts"].rows,
         "evals": sinks["evals"].rows,
         "length_unit": unit,
