@@ -121,6 +121,9 @@ def matched(side_a: Side, side_b: Side, basis: Basis) -> MatchedComparison:
     return _at_reward(kept) if basis == "reward" else _at_amount(kept, basis)
 
 
+WINDOW_FROM = 0.8
+"""Where the window compared at equal steps or tokens begins, as a share of its end."""
+
 _UNITS: dict[Basis, str] = {"step": "steps", "tokens": "tokens", "reward": "reward"}
 _Kept = list[tuple[Side, dict[Hashable, str]]]
 
@@ -143,7 +146,7 @@ def _amount(sums: Columns, basis: Literal["step", "tokens"]) -> np.ndarray:
 
 
 def _window(amount: np.ndarray, at: float) -> np.ndarray:
-    return (amount > 0.8 * at) & (amount <= at)
+    return (amount > WINDOW_FROM * at) & (amount <= at)
 
 
 def _at_reward(kept: _Kept) -> MatchedComparison:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lossbench.analysis.claims import Claim
+from lossbench.analysis.length import METRICS
 from lossbench.analysis.stats import Interval
 
 Status = Literal["supported", "contradicted", "inconclusive", "not tested"]
@@ -59,6 +60,11 @@ class Verdict:
     left_out: tuple[str, ...] = ()
     per_policy: tuple[PolicyEffect, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def policy_unit(self) -> str:
+        """The unit of the effects per policy: they are differences of the metric also where the claim is of a ratio."""
+        return METRICS[self.claim.metric].unit if self.claim.metric else self.unit
 
     def row(self) -> dict:
         """The verdict as one flat row for tables and machines."""

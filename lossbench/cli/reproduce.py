@@ -79,9 +79,6 @@ def _judge(folder: Path, format: str, quiet: bool) -> None:
 
 def verdict_row(verdict: "Verdict") -> dict[str, Any]:
     """A verdict as the reproduction's table shows it."""
-    from lossbench.analysis.length import METRICS
-
-    unit = METRICS[verdict.claim.metric].unit if verdict.claim.metric else verdict.unit
     return {
         "claim": verdict.claim.id,
         "verdict": verdict.status,
@@ -90,7 +87,7 @@ def verdict_row(verdict: "Verdict") -> dict[str, Any]:
         "p_holm": verdict.p_holm,
         "n": verdict.n or None,
         "per_policy": "; ".join(
-            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} {unit} (n={effect.n})"
+            f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} {verdict.policy_unit} (n={effect.n})"
             for effect in verdict.per_policy
         ),
         "sentence": verdict.claim.sentence,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lossbench.analysis.claims import select
+from lossbench.analysis.claims import stated
 from lossbench.analysis.compare import MatchedComparison, Side, arm_values, matched
 from lossbench.analysis.judge import judge_all
 from lossbench.analysis.length import Summary, records, summarise
@@ -122,7 +122,13 @@ class ReportData:
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the claims that the plan states, in its order."""
         dose = self.probe.frozen.claim if self.probe and self.probe.frozen else None
-        return tuple(judge_all(select(self.spec.get("claims") or []), self.summary.metrics, dose))
+        return tuple(judge_all(stated(self.spec)[0], self.summary.metrics, dose))
+
+    @property
+    def claims_change(self) -> str:
+        """How the claims were changed after they were stated; empty where they were not, or there are none."""
+        claims, change = stated(self.spec)
+        return change if claims else ""
 
     @cached_property
     def notices(self) -> tuple[Notice, ...]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.analysis.claims import stated
 from lossbench.report.data import ReportData
 from lossbench.report.document import (
     Block,
@@ -103,11 +102,11 @@ def _incomplete(data: ReportData) -> str:
 
 
 def _verdicts(data: ReportData) -> Section:
-    _, change = stated(data.spec)
+    change = data.claims_change
     return _section(
         "verdicts",
         "Verdicts",
-        Text(f"Read the verdicts as exploratory: {change}.") if change and data.verdicts else None,
+        Text(f"Read the verdicts as exploratory: {change}.") if change else None,
         verdict_table(data.verdicts) if data.verdicts else None,
     )
 

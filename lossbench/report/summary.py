@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from lossbench import __version__
-from lossbench.analysis.claims import stated
 from lossbench.analysis.compare import Comparison, comparison_rows
 from lossbench.analysis.length import METRICS
 from lossbench.report.data import ReportData
@@ -69,7 +68,7 @@ def summary_json(data: ReportData) -> dict[str, Any]:
         "finding": finding.sentence,
         "support": support(data, finding),
         "complete": data.complete,
-        "claims_changed": bool(data.verdicts and stated(data.spec)[1]),
+        "claims_changed": bool(data.claims_change),
         "verdicts": [verdict.row() for verdict in data.verdicts],
         "arms": [_arm(data, arm.name) for arm in data.arms],
         "metrics": summary_rows(data),

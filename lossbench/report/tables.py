@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from lossbench.analysis.compare import WINDOW_FROM
 from lossbench.analysis.judge import family_note
 from lossbench.analysis.length import METRICS
 from lossbench.analysis.paired import PairedResult
@@ -124,9 +125,8 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
     if claim.kind == "ratio-equivalent" and effect != MISSING:
         effect += " (90 %)"
-    unit = METRICS[claim.metric].unit if claim.metric else verdict.unit
     policies = [
-        f"policy {part.policy_seed}: {_effect(part.effect, unit, named=verdict.unit == 'ratio')}"
+        f"policy {part.policy_seed}: {_effect(part.effect, verdict.policy_unit, named=verdict.unit == 'ratio')}"
         for part in verdict.per_policy
         if len(verdict.per_policy) > 1
     ]
@@ -172,7 +172,7 @@ def matched_table(data: ReportData, basis: str) -> Table | None:
             continue
         at = number_style(found.unit, found.at).with_unit(found.at) if found.at > 0 else MISSING
         if basis == "step" and found.at > 0:
-            at = f"steps {math.floor(0.8 * found.at) + 1} to {found.at:.0f}"
+            at = f"steps {math.floor(WINDOW_FROM * found.at) + 1} to {found.at:.0f}"
         results = {item.metric: item.result for item in found.comparisons}
         cells = [_matched_cell(metric, results.get(metric)) for metric in metrics]
         name = Cell(arm.name, f"against {reference}" + (f": {found.reason}" if found.reason else ""))

@@ -56,7 +56,7 @@ def _name_what_is_no_number(
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    for kind in _USUAL_KINDS.get(name, (pa.string(),)):
+    for kind in _usual_kinds(name):
         column = _of_kind(values, kind)
         if column is not None and (name != "step" or _countable(column)):
             return column
@@ -106,10 +106,10 @@ def _flag(value: Any, name: str) -> bool | float | None:
 
 
 def _kind(name: str, values: Sequence[Any]) -> pa.DataType:
-    if name == "step":
-        return pa.int64()
-    if name == "terminated" or (
-        name == "correct" and all(value is None or isinstance(value, bool) for value in values)
-    ):
-        return pa.bool_()
-    return pa.float64() if name in (*_NUMBERS, "correct") else pa.string()
+    """The kind for checked values: the first usual one, but a verdict is a flag only where every one is."""
+    kinds = _usual_kinds(name)
+    return kinds[0] if all(value is None or isinstance(value, bool) for value in values) else kinds[-1]
+
+
+def _usual_kinds(name: str) -> tuple[pa.DataType, ...]:
+    return _USUAL_KINDS.get(name, (pa.string(),))
