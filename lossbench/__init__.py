@@ -6,16 +6,17 @@ The names below load on first use, so that importing the package (and `lossbench
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lossbench.version import __version__
+
 if TYPE_CHECKING:
     from lossbench.loss.modes import parse_mode
-    from lossbench.loss.verl import agg_loss
+    from lossbench.loss.verl_agg_loss import agg_loss
     from lossbench.store.read import load
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "agg_loss", "load", "parse_mode"]
 
 _LAZY = {
-    "agg_loss": "lossbench.loss.verl",
+    "agg_loss": "lossbench.loss.verl_agg_loss",
     "load": "lossbench.store.read",
     "parse_mode": "lossbench.loss.modes",
 }

@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from readme import BLOCKS, README, ROOT, block
+from support.readme import BLOCKS, README, ROOT, block
 
 from lossbench.cli import COMMANDS
 from lossbench.loss.aggregations import AGGREGATIONS
@@ -26,7 +26,7 @@ def table_rows(header):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_made_from_code_and_results_are_current(name):
-    assert block(TEXT, name) == BLOCKS[name](), "run: python tests/readme.py"
+    assert block(TEXT, name) == BLOCKS[name](), "run: python tests/support/readme.py"
 
 
 def test_presets_are_those_of_the_code():

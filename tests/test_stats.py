@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from lossbench.analysis.paired import paired
-from lossbench.analysis.stats import (
+from lossbench.metrics.paired import paired
+from lossbench.stats import (
     EXACT_PAIRS,
     bootstrap_interval,
     detectable_d_z,

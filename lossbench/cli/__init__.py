@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lossbench import __version__
 from lossbench.errors import UsageError
+from lossbench.version import __version__
 
 app = typer.Typer(
     name="lossbench",

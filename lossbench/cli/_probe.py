@@ -12,9 +12,9 @@ from lossbench.cli._shared import talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from lossbench.analysis.drift import Projections
     from lossbench.loss.modes import Mode
-    from lossbench.training.probe_run import ProbeJob
+    from lossbench.probe.drift import Projections
+    from lossbench.probe.jobs import ProbeJob
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ProbeRequest:
 
 def run(request: ProbeRequest) -> None:
     """Probe, write, print. Everything that can be wrong with the options is found before a model loads."""
-    from lossbench.analysis.drift import read_projections
+    from lossbench.probe.drift import read_projections
 
     modes, alphas = _modes(request.modes), _numbers(request.alphas)
     training = _training_size(request.recipe)
@@ -103,12 +103,12 @@ def _file_name(text: str) -> str:
 
 
 def _jobs(request: ProbeRequest) -> "list[ProbeJob]":
+    from lossbench.probe.batches import Sampling
+    from lossbench.probe.jobs import ProbeJob
+    from lossbench.probe.prober import ProbeSettings
+    from lossbench.probe.recorded import recorded_batches
     from lossbench.tasks import make_task
     from lossbench.training.checkpoint import saved_checkpoints
-    from lossbench.training.probe import ProbeSettings
-    from lossbench.training.probe_batch import Sampling
-    from lossbench.training.probe_recorded import recorded_batches
-    from lossbench.training.probe_run import ProbeJob
 
     sampling = Sampling(
         request.completions, request.num_generations, request.max_completion_length, request.temperature, request.seed
@@ -169,9 +169,9 @@ def measure(request: ProbeRequest, out: Path, say: Callable[[str], None]) -> Pat
     """Run the probe of every policy asked for into one file; returns its path."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.prepare import built_in_policy, prepare_policies
+    from lossbench.probe.jobs import run_job
     from lossbench.processes import cores
     from lossbench.store.table_file import TableFile
-    from lossbench.training.probe_run import run_job
 
     jobs, path = _jobs(request), file_of(request, out)
     built_in = jobs[0].policy in BUILT_IN
@@ -206,8 +206,8 @@ def _check_writable(folder: Path) -> None:
 def _analyse(
     probe: "Projections", modes: "list[Mode]", alphas: list[float], training: dict[str, Any], request: ProbeRequest
 ) -> Result:
-    from lossbench.analysis.dose import dose_response, forecast, length_facts, mechanism
-    from lossbench.analysis.drift import DriftTable
+    from lossbench.probe.dose_response import dose_response, forecast, length_facts, mechanism
+    from lossbench.probe.drift import DriftTable
 
     table = DriftTable(probe, request.micro_batch_rows)
     return Result(

@@ -9,8 +9,8 @@ from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, pri
 from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from lossbench.analysis.compare import Side
-    from lossbench.analysis.length import Summary
+    from lossbench.metrics.compare import Side
+    from lossbench.metrics.length import Summary
 
 TABLE_COLUMNS = ["metric", "at", "a", "b", "n", "mean_a", "mean_b", "difference", "ci_low", "ci_high", "ratio", "p",
                  "statement"]  # fmt: skip
@@ -36,7 +36,7 @@ def compare(
 
     Example: lossbench compare grpo dr_grpo --in results/dr_grpo-1a2b3c
     """
-    from lossbench.analysis.compare import COMPARED, comparison_rows, left_out
+    from lossbench.metrics.compare import COMPARED, comparison_rows, left_out
 
     chosen: list[str] = _metrics(metrics) if metrics is not None else [*COMPARED]
     rows: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ def compare(
 
 
 def _metrics(text: str) -> list[str]:
-    from lossbench.analysis.length import METRICS
+    from lossbench.metrics.length import METRICS
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -65,8 +65,8 @@ def _metrics(text: str) -> list[str]:
 
 def _compared(side_a: "Side", side_b: "Side", metrics: list[str]) -> tuple[list[tuple[str, list]], list[str]]:
     """Where and what is compared, and why something is not."""
-    from lossbench.analysis.compare import compare_arms, matched
-    from lossbench.analysis.warnings import ONLY_CHARACTERS
+    from lossbench.claims.warnings import ONLY_CHARACTERS
+    from lossbench.metrics.compare import compare_arms, matched
 
     frames = side_a.summary.metrics, side_b.summary.metrics
     late = [compare_arms(frames[0], side_a.arm, side_b.arm, metric, frames[1]) for metric in metrics]
@@ -84,7 +84,7 @@ def _compared(side_a: "Side", side_b: "Side", metrics: list[str]) -> tuple[list[
 
 def _sides(a: str, b: str, sweep: Path | None, quiet: bool) -> "list[tuple[Side, Side]]":
     """The pairs of arms that the arguments name: folders mean all modes that two sweeps share."""
-    from lossbench.analysis.compare import Side, arms_of
+    from lossbench.metrics.compare import Side, arms_of
     from lossbench.store.read import is_sweep, newest_sweep
 
     folders = [is_sweep(Path(name)) for name in (a, b)]
@@ -108,7 +108,7 @@ def _sides(a: str, b: str, sweep: Path | None, quiet: bool) -> "list[tuple[Side,
 
 
 def _summary(path: Path) -> "Summary":
-    from lossbench.analysis.length import summarise
+    from lossbench.metrics.length import summarise
     from lossbench.store.read import load
 
     summary = summarise(load(path))
@@ -119,8 +119,8 @@ def _summary(path: Path) -> "Summary":
 
 def _arm(summary: "Summary", text: str) -> str:
     """The sweep's arm that `text` names, by its stored name or another spelling of its mode."""
-    from lossbench.analysis.compare import arms_of
     from lossbench.loss.modes import parse_mode
+    from lossbench.metrics.compare import arms_of
 
     arms = arms_of(summary.metrics)
     if text in arms:

@@ -32,7 +32,7 @@ def _environment() -> list[str]:
 
     import torch
 
-    from lossbench import __version__
+    from lossbench.version import __version__
 
     lines = [f"lossbench {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
     found = []

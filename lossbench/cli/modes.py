@@ -49,7 +49,7 @@ def modes(
 
 
 def _row(mode: "Mode") -> dict[str, Any]:
-    from lossbench.loss.rosetta import short_names
+    from lossbench.loss.equivalents import short_names
 
     aggregation = mode.aggregation
     return {
@@ -68,7 +68,7 @@ def _exponent(mode: "Mode") -> str:
 
 
 def _settings_rows(mode: "Mode") -> list[dict[str, Any]]:
-    from lossbench.loss.rosetta import equivalents
+    from lossbench.loss.equivalents import equivalents
 
     return [
         {
@@ -132,7 +132,7 @@ def _example(mode: "Mode") -> list[str]:
 
 
 def _elsewhere(mode: "Mode") -> list[str]:
-    from lossbench.loss.rosetta import equivalents
+    from lossbench.loss.equivalents import equivalents
 
     lines: list[str] = []
     for entry in equivalents(mode):

@@ -9,7 +9,7 @@ import typer
 from lossbench.cli._shared import OUTPUT, QuietOption, print_table, talk
 
 if TYPE_CHECKING:
-    from lossbench.report.build import Report
+    from lossbench.report.write import Report
 
 RESULTS = Path("results")
 VERDICT_COLUMNS = ["claim", "status", "n", "effect", "ci_low", "ci_high", "unit", "p", "p_holm", "sentence"]
@@ -44,7 +44,7 @@ def report(
 
     Example: lossbench report results/quick-1a2b3c --baseline dr_grpo
     """
-    from lossbench.report.build import make_report
+    from lossbench.report.write import make_report
     from lossbench.store.read import newest_sweep
 
     sweep = folder if folder is not None else newest_sweep(RESULTS)

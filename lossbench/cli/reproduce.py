@@ -11,7 +11,7 @@ from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, pri
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from lossbench.analysis.verdict import Verdict
+    from lossbench.claims.verdict import Verdict
 
 COLUMNS = ["claim", "verdict", "paper", "ours", "p_holm", "n", "per_policy", "sentence"]
 _SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
@@ -38,8 +38,8 @@ def reproduce(
 
     Example: lossbench reproduce dr-grpo --smoke
     """
-    from lossbench.cli._launch import launch, resolved_recipe
     from lossbench.sweep.recipe import recipe_path
+    from lossbench.sweep.run import launch, resolved_recipe
 
     flags: dict[str, Any] = {"name": f"{recipe_path(recipe).stem}-smoke", **_SMOKE} if smoke else {}
     resolved = resolved_recipe(recipe, {**flags, "sampler": sampler}, {}, [])
@@ -67,7 +67,7 @@ def _probe(folder: Path, policy_seeds: Sequence[int], smoke: bool, quiet: bool) 
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:
-    from lossbench.report.build import make_report
+    from lossbench.report.write import make_report
 
     made = make_report(folder)
     print_table([verdict_row(verdict) for verdict in made.data.verdicts], COLUMNS, format)
@@ -96,7 +96,7 @@ def verdict_row(verdict: "Verdict") -> dict[str, Any]:
 
 def _ours(verdict: "Verdict") -> str:
     """The effect with its interval, and the ratio where the claim has one."""
-    from lossbench.analysis.verdict import three_digits
+    from lossbench.claims.verdict import three_digits
 
     effect, ratio = verdict.effect, verdict.ratio
     if effect.estimate != effect.estimate:

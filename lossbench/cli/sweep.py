@@ -41,8 +41,8 @@ def sweep(
 
     Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
     """
-    from lossbench.cli._launch import launch, resolved_recipe
     from lossbench.policies.adapters import parse_lora
+    from lossbench.sweep.run import launch, resolved_recipe
 
     flags = {
         "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler,

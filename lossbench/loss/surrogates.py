@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lossbench.errors import unknown
-from lossbench.loss.contract import widen
 from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.masked_sums import widen
 
 Level = Literal["token", "sequence", "sequence_token"]
 

@@ -22,7 +22,7 @@ from lossbench.policies.adapters import (
 )
 from lossbench.policies.gguf import gguf_folder, is_converted
 from lossbench.policies.hardware import placement, torch_dtype
-from lossbench.policies.load import LoadedPolicy
+from lossbench.policies.loaded import LoadedPolicy
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"

@@ -1,21 +1,12 @@
 """From a policy's name to a model and its tokenizer."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.adapters import refuse_bad_lora, with_lora
+from lossbench.policies.loaded import LoadedPolicy
 from lossbench.policies.prepare import built_in_policy
 from lossbench.policies.warmstart import ensure_policy, policy_key
-
-
-@dataclass
-class LoadedPolicy:
-    """A model ready to train, its tokenizer, and where exactly they come from."""
-
-    model: Any
-    tokenizer: Any
-    resolved: dict[str, Any] = field(default_factory=dict)
 
 
 def is_built_in(policy: str) -> bool:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lossbench.analysis.claims import stated
-from lossbench.analysis.compare import MatchedComparison, Side, arm_values, matched
-from lossbench.analysis.judge import judge_all
-from lossbench.analysis.length import Summary, records, summarise
-from lossbench.analysis.paired import PairedResult, paired
-from lossbench.analysis.verdict import Verdict
-from lossbench.analysis.warnings import Notice, find_notices, run_versions
+from lossbench.claims.judge import judge_all
+from lossbench.claims.registry import stated
+from lossbench.claims.verdict import Verdict
+from lossbench.claims.warnings import Notice, find_notices, run_versions
 from lossbench.errors import UsageError, unknown
+from lossbench.metrics.compare import MatchedComparison, Side, arm_values, matched
+from lossbench.metrics.length import Summary, records, summarise
+from lossbench.metrics.paired import PairedResult, paired
 from lossbench.report.probe import read_probe
 from lossbench.report.style import ArmStyle, arm_styles
 from lossbench.store.read import Sweep
 
 if TYPE_CHECKING:
-    from lossbench.analysis.probe_section import ProbeSection
+    from lossbench.claims.probe_evidence import ProbeSection
 
 DEFAULT_BASELINE = "grpo"
 BASES = ("step", "tokens", "reward")

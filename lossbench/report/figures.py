@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from lossbench.report import figures_curves, figures_effects
 from lossbench.report.data import ReportData
 from lossbench.report.document import FigureBlock
-from lossbench.report.grid import OVERLAID
+from lossbench.report.figure_files import WriteFigure
+from lossbench.report.panels import OVERLAID
 from lossbench.report.style import look, save
-from lossbench.report.writer import WriteFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossbench.analysis.curves import UNITS, Axis, LengthCounts, curves, length_distributions
+from lossbench.metrics.curves import UNITS, Axis, LengthCounts, curves, length_distributions
 from lossbench.report.data import ReportData
-from lossbench.report.grid import (
+from lossbench.report.panels import (
     COLUMNS,
     PANEL_HEIGHT,
     PANEL_WIDTH,

@@ -7,12 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossbench.analysis.length import METRICS
-from lossbench.analysis.stats import t_interval
-from lossbench.analysis.weights import elasticity, weight_curve
+from lossbench.metrics.length import METRICS
+from lossbench.metrics.weights import elasticity, weight_curve
 from lossbench.report.data import Arm, ReportData
-from lossbench.report.grid import legend, wrapped
+from lossbench.report.panels import legend, wrapped
 from lossbench.report.style import INK, SOFT, short_number, times_tick
+from lossbench.stats import t_interval
 
 FOREST = ("late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",
           "late_truncated_frac")  # fmt: skip

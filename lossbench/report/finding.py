@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from lossbench.analysis.length import METRICS
-from lossbench.analysis.paired import PairedResult
+from lossbench.metrics.length import METRICS
+from lossbench.metrics.paired import PairedResult
 from lossbench.report.data import ReportData
-from lossbench.report.wording import count, number_style, p_value, times
+from lossbench.report.numbers import count, number_style, p_value, times
 
 HEADLINES = {
     "late_length_incorrect": ("incorrect completions", "long"),

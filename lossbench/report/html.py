@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from lossbench import __version__
 from lossbench.report.document import Document
+from lossbench.version import __version__
 
 SVG_LIMIT = 500_000
 """Bytes above which a figure goes into the page as PNG rather than SVG."""

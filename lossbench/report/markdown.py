@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 
-from lossbench import __version__
 from lossbench.report.document import (
     Block,
     Code,
@@ -16,6 +15,7 @@ from lossbench.report.document import (
     Text,
     Warnings,
 )
+from lossbench.version import __version__
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
 _MARKS = {"supported": "●", "contradicted": "✕", "inconclusive": "○", "not-tested": "–"}

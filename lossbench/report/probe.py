@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lossbench.report.document import Block, Cell, Column, Table, Text
-from lossbench.report.wording import MISSING, count, number_style, p_value
+from lossbench.report.numbers import MISSING, count, number_style, p_value
 from lossbench.store.read import Sweep
 from lossbench.store.write import part_files
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lossbench.analysis.drift import Drift
-    from lossbench.analysis.probe_section import FrozenProbe, ProbeSection
+    from lossbench.claims.probe_evidence import FrozenProbe, ProbeSection
+    from lossbench.probe.drift import Drift
 
 
 def read_probe(sweep: Sweep, metrics: "pd.DataFrame") -> "ProbeSection | None":
@@ -25,7 +25,7 @@ def read_probe(sweep: Sweep, metrics: "pd.DataFrame") -> "ProbeSection | None":
     if not along_runs and not any((sweep.path / "probe").glob("*.parquet")):
         return None
     # Loads torch, which sweeps without a probe can do without.
-    from lossbench.analysis.probe_section import probe_section
+    from lossbench.claims.probe_evidence import probe_section
 
     section = probe_section(sweep, metrics)
     if section is not None:

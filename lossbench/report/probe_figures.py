@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lossbench.analysis.dose import DoseResponse
-from lossbench.analysis.drift import Drift
-from lossbench.analysis.drift_training import TrainedDrift, run_totals
+from lossbench.probe.dose_response import DoseResponse
+from lossbench.probe.drift import Drift
+from lossbench.probe.forecast import TrainedDrift, run_totals
 from lossbench.report.style import FAINT, PALETTE, SOFT, arm_styles, look
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lossbench.analysis.length import is_early, is_late, records
-from lossbench.analysis.sums import as_columns
+from lossbench.metrics.length import is_early, is_late, records
+from lossbench.metrics.step_sums import as_columns
 from lossbench.report.data import Arm, ReportData
 from lossbench.report.document import Sample, Samples
-from lossbench.report.wording import clean, count, shortened
+from lossbench.report.numbers import clean, count, shortened
 
 _KEY = ["step", "generation", "group", "sample"]
 _NUMBERS = [*_KEY, "length_tokens", "correct", "terminated"]

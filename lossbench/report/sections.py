@@ -24,6 +24,7 @@ from lossbench.report.document import (
 )
 from lossbench.report.finding import HEADLINES, Finding, find, support
 from lossbench.report.method import METHOD
+from lossbench.report.numbers import count, number_style
 from lossbench.report.probe import probe_blocks
 from lossbench.report.samples import arm_samples
 from lossbench.report.tables import (
@@ -34,7 +35,6 @@ from lossbench.report.tables import (
     pairwise_table,
     verdict_table,
 )
-from lossbench.report.wording import count, number_style
 
 Figures = Mapping[str, FigureBlock]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from lossbench import __version__
-from lossbench.analysis.compare import Comparison, comparison_rows
-from lossbench.analysis.length import METRICS
+from lossbench.metrics.compare import Comparison, comparison_rows
+from lossbench.metrics.length import METRICS
 from lossbench.report.data import ReportData
 from lossbench.report.finding import find, support
+from lossbench.version import __version__
 
 CSV_COLUMNS = [
     "arm", "mode", "metric", "unit", "runs", "planned", "mean", "sd", "reference", "n", "difference", "ci_low",

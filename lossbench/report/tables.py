@@ -3,15 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from lossbench.analysis.compare import WINDOW_FROM
-from lossbench.analysis.judge import family_note
-from lossbench.analysis.length import METRICS
-from lossbench.analysis.paired import PairedResult
-from lossbench.analysis.stats import Interval
-from lossbench.analysis.verdict import Verdict
+from lossbench.claims.judge import family_note
+from lossbench.claims.verdict import Verdict
+from lossbench.metrics.compare import WINDOW_FROM
+from lossbench.metrics.length import METRICS
+from lossbench.metrics.paired import PairedResult
 from lossbench.report.data import Arm, ReportData
 from lossbench.report.document import Cell, Column, Table
-from lossbench.report.wording import MISSING, NumberStyle, number_style, p_value, times
+from lossbench.report.numbers import MISSING, NumberStyle, number_style, p_value, times
+from lossbench.stats import Interval
 
 ARM_METRICS = (
     "late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from lossbench.sweep.executors.base import Progress as Step
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 _LINE_EVERY_S = 15.0
 

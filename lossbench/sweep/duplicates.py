@@ -11,10 +11,10 @@ from lossbench.policies.warmstart import cache_dir
 from lossbench.store.read import read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.spec import ModeSpec, RunSpec
+from lossbench.training.run_spec import ModeSpec, RunSpec
 
 if TYPE_CHECKING:
-    from lossbench.loss.equalities import Equality
+    from lossbench.loss.same_experiment import Equality
 
 _ROWS_ENOUGH = 16
 """Equalities are a matter of algebra: more rows per micro-batch than this change nothing but the time it takes."""
@@ -31,8 +31,8 @@ def equal_modes(recipe: Recipe, modes: list[ModeSpec]) -> list["Equality"]:
 
     This takes torch and some gradients to find, so the answer is kept in the cache for the next time.
     """
-    from lossbench.loss.equalities import Equality, equalities
     from lossbench.loss.modes import Mode
+    from lossbench.loss.same_experiment import Equality, equalities
 
     if len(modes) < 2:
         return []
@@ -59,7 +59,7 @@ def _digest(question: str) -> str:
 
 def setup_of(recipe: Recipe):
     """The recipe's settings as `loss.equalities` wants them, at a size that keeps the algebra quick."""
-    from lossbench.loss.equalities import Setup
+    from lossbench.loss.same_experiment import Setup
     from lossbench.training.params import surrogate_params
 
     rows, group = recipe.per_device_train_batch_size, recipe.num_generations

@@ -13,7 +13,7 @@ from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe, plan_hash
 from lossbench.training.checkpoint import newest_checkpoint
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 SWEEP_VERSION = 1
 

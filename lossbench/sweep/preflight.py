@@ -7,7 +7,7 @@ from lossbench.errors import UsageError
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import is_built_in
 from lossbench.tasks import Task, make_task, remote_data
-from lossbench.training.spec import RunSpec, Settings
+from lossbench.training.run_spec import RunSpec, Settings
 
 _ALSO_BY = {"tensorboard": "tensorboardX"}  # a logger's other package; the first is called like the logger
 
@@ -95,8 +95,8 @@ def _check_prompts(settings: Settings, task: Task) -> None:
 
 def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> None:
     """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
+    from lossbench.policies.chat import as_read_by
     from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_tokenizer, resolve
-    from lossbench.training.chat import as_read_by
 
     if is_built_in(spec.policy):
         if getattr(task, "chat", False):

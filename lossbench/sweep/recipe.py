@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lossbench.errors import UsageError, unknown
-from lossbench.training.spec import Settings
+from lossbench.training.run_spec import Settings
 
 
 class Arm(BaseModel):

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from lossbench.sweep.executors.base import Ended, Executor, Progress
 from lossbench.sweep.folder import mark, run_dir, run_state
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 _WAIT_S = 0.5
 

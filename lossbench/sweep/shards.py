@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from lossbench.errors import UsageError
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 Shard = tuple[int, int]
 """i and n of "slice i of n", from 1."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from lossbench.errors import UsageError
 from lossbench.store.read import RUN_FILE, read_json
 from lossbench.store.write import write_json
-from lossbench.training.spec import RunSpec, Settings
+from lossbench.training.run_spec import RunSpec, Settings
 
 CHECKPOINTS = "checkpoints"
 _SEAL = "lossbench.json"

@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
-from lossbench.policies.load import LoadedPolicy
+from lossbench.policies.loaded import LoadedPolicy
+from lossbench.sampling.rollouts import row_uniforms, sample
 from lossbench.tasks.base import Task
-from lossbench.training.rollout_data import eval_prompts, judge
-from lossbench.training.sampling import row_uniforms, sample
-from lossbench.training.spec import RunSpec
+from lossbench.tasks.judging import judge
+from lossbench.training.rollout_data import eval_prompts
+from lossbench.training.run_spec import RunSpec
 
 _EVAL_STREAM = 1
 _ROWS_PER_BATCH = 128

@@ -1,7 +1,7 @@
 """The surrogate's constants out of a run's settings."""
 
 from lossbench.loss.surrogates import SurrogateParams
-from lossbench.training.spec import Settings
+from lossbench.training.run_spec import Settings
 
 _NAMES = (
     "epsilon_low", "epsilon_high", "delta", "cispo_cap", "sapo_tau_pos", "sapo_tau_neg", "importance_sampling_level",

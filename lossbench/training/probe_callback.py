@@ -8,10 +8,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from lossbench.errors import UsageError
-from lossbench.policies.load import LoadedPolicy
+from lossbench.policies.loaded import LoadedPolicy
+from lossbench.probe.batches import Sampling
+from lossbench.probe.prober import ProbeSettings, probe_now
 from lossbench.store.write import PartWriter
-from lossbench.training.probe import probe_now, settings_for_run
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec, Settings
+
+_RUN_PAIRS = 8
 
 _log = logging.getLogger(__name__)
 
@@ -51,3 +54,15 @@ class Probes(TrainerCallback):
         every = self.spec.settings.probe_every
         if every and state.global_step % every == 0 and state.global_step < self.spec.settings.steps:
             self.at(state.global_step)
+
+
+def settings_for_run(settings: Settings, seed: int) -> ProbeSettings:
+    """A probe small enough to be taken while a run trains: eight pairs of batches, as large and drawn as the run's."""
+    sampling = Sampling(
+        settings.rows_per_generation(),
+        settings.num_generations,
+        settings.max_completion_length,
+        settings.temperature,
+        seed,
+    )
+    return ProbeSettings(sampling, pairs=_RUN_PAIRS, moment_batches=_RUN_PAIRS // 2)

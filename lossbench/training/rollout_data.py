@@ -1,12 +1,12 @@
 """The prompts of a whole run laid out as one pass, and the reward function that judges their completions."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
 from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.judging import judge, plain_text
 
 _PROMPT_STREAM = 1
 
@@ -37,22 +37,6 @@ def training_data(task: Task, *, generations: int, prompts_per_generation: int, 
     )
 
 
-def judge(
-    task: Task, prompt: str, answer: str, text: str, ids: Sequence[int], eos_ids: Sequence[int]
-) -> dict[str, Any]:
-    """What the tables say of one completion: its length in tokens, ending, correctness, reward and text."""
-    terminated = bool(ids) and ids[-1] in eos_ids
-    correct = task.verify(text, answer)
-    return {
-        "length_tokens": len(ids),
-        "terminated": terminated,
-        "correct": correct,
-        "reward": task.reward(correct, terminated, len(ids)),
-        "prompt": prompt,
-        "completion": text,
-    }
-
-
 class TaskReward:
     """TRL's reward function for a task; it also hands the verdicts to the trainer's record."""
 
@@ -71,11 +55,6 @@ class TaskReward:
         ]
         self.trainer.note_outcomes(outcomes)
         return [outcome["reward"] for outcome in outcomes]
-
-
-def plain_text(message: Any) -> str:
-    """The text of a prompt or completion, given as text or as chat messages."""
-    return message if isinstance(message, str) else "\n".join(part["content"] for part in message)
 
 
 def eval_prompts(task: Task, samples: int) -> list[tuple[Prompt, int]]:

@@ -16,12 +16,13 @@ from trl import GRPOConfig
 
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode
+from lossbench.policies.chat import as_read_by
 from lossbench.policies.hardware import placement
-from lossbench.policies.load import LoadedPolicy, load_policy
+from lossbench.policies.load import load_policy
+from lossbench.policies.loaded import LoadedPolicy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
-from lossbench.training.chat import as_read_by
 from lossbench.training.checkpoint import (
     CHECKPOINTS,
     checkpoint_steps,
@@ -36,9 +37,8 @@ from lossbench.training.params import surrogate_params
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import OnStep, RunSpec
 from lossbench.training.trainer import ModeTrainer
-from lossbench.training.worker import OnStep
 
 TENSORBOARD = "tensorboard"
 PROJECT = "lossbench"

@@ -14,14 +14,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from lossbench.errors import UsageError
-from lossbench.loss.contract import weighted_loss
 from lossbench.loss.kl import kl_BT
+from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
 from lossbench.loss.surrogates import Level, SurrogateParams, clipped_BT
-from lossbench.training.pieces import by_length, loss_mask, row_facts, whole
+from lossbench.loss.window import Layout, Window
+from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.training.microbatch import by_length, loss_mask, row_facts, whole
 from lossbench.training.recorder import Recorder, Rollout, StepStats
-from lossbench.training.sampling import row_uniforms, sample
-from lossbench.training.window import Layout, Window
 
 
 class ModeTrainer(GRPOTrainer):

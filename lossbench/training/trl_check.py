@@ -14,8 +14,8 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from lossbench.loss.aggregations import window_weights
-from lossbench.loss.contract import weighted_loss
 from lossbench.loss.kl import kl_BT
+from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams
 

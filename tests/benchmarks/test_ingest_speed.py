@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossbench.store.ingest.base import Request
-from lossbench.store.ingest.folder import ingest
-from lossbench.store.ingest.sink import Reading
+from lossbench.ingest.base import Request
+from lossbench.ingest.folder import ingest
+from lossbench.ingest.sink import Reading
 
 MEGABYTE = 1_000_000
 # (time against pandas, memory on 1 GB against 100 MB): frameworks' dumps; a table of anyone's, of one run and of four
@@ -20,9 +20,9 @@ FORMAT = {"table": "csv", "runs": "csv"}
 _MEASURE = """
 import re, sys
 from pathlib import Path
-from lossbench.store.ingest.base import Request
-from lossbench.store.ingest.folder import ingest
-from lossbench.store.ingest.sink import Reading
+from lossbench.ingest.base import Request
+from lossbench.ingest.folder import ingest
+from lossbench.ingest.sink import Reading
 ingest(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Request(mode="grpo"), Reading())
 # Of this program alone: ru_maxrss begins with what the parent had when it started this one.
 print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

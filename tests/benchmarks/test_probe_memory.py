@@ -15,9 +15,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from lossbench.training.probe import Prober, ProbeSettings
-from lossbench.training.probe_batch import ProbeBatch, Sampling, make_chunks
-from lossbench.training.probe_local import default_max_positions
+from lossbench.probe.batches import ProbeBatch, Sampling, make_chunks
+from lossbench.probe.local_engine import default_max_positions
+from lossbench.probe.prober import Prober, ProbeSettings
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1800)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from report_sweeps import Plan, run_labels, step_rows, sweep_spec
+from support.made_sweeps import Plan, run_labels, step_rows, sweep_spec
 
 from lossbench.store.write import write_json, write_table
 
@@ -19,7 +19,7 @@ MEASURE = """
 import resource, sys, time
 from pathlib import Path
 begin = time.perf_counter()
-from lossbench.report.build import make_report
+from lossbench.report.write import make_report
 made = make_report(Path(sys.argv[1]))
 assert made.complete
 print(time.perf_counter() - begin, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Lo
 
 from lossbench.policies.tiny import TinyPolicy, make_tokenizer
 from lossbench.policies.warmstart import ensure_policy
-from lossbench.training.sampling import length_chunks, row_uniforms, sample
+from lossbench.sampling.rollouts import length_chunks, row_uniforms, sample
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 

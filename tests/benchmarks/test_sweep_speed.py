@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sweep_kit import Watcher, idle_run, planned, quick_recipe
+from support.sweeps import Watcher, idle_run, planned, quick_recipe
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.warmstart import ensure_policy

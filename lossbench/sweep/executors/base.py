@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from lossbench.processes import main_hidden
 from lossbench.sweep.executors.base import Ended, Progress
-from lossbench.training.spec import RunSpec
-from lossbench.training.worker import Execute, work
+from lossbench.sweep.executors.worker import Execute, work
+from lossbench.training.run_spec import RunSpec
 
 _STOP_GRACE_S = 2.0
-_SERVER = "lossbench.training.fork_server"
+_SERVER = "lossbench.sweep.executors.fork_server"
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Going:
 class LocalExecutor:
     """As many runs at once as there are `slots`, each on the GPUs of its slot, with `threads` threads.
 
-    `execute` makes a run in its process; the default is `lossbench.training.ranks.execute_run`.
+    `execute` makes a run in its process; the default is `lossbench.training.distributed.execute_run`.
     """
 
     def __init__(self, slots: Sequence[tuple[str, ...]], threads: int = 1, execute: Execute | None = None) -> None:

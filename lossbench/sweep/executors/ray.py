@@ -23,7 +23,7 @@ from lossbench.store.write import write_json
 from lossbench.sweep.executors.base import Ended, Progress, Resources
 from lossbench.sweep.executors.local import LocalExecutor
 from lossbench.training.checkpoint import newest_checkpoint
-from lossbench.training.spec import RunSpec
+from lossbench.training.run_spec import RunSpec
 
 _RETRIES = 3  # per run, where a node or worker is lost; a run that fails by itself is not repeated
 _REACH_TIMEOUT_S = 5.0

@@ -1,1 +1,0 @@
-"""From a sweep's tables to metrics per run, paired comparisons and verdicts on pre-stated claims."""

@@ -1,0 +1,301 @@
+"""From metrics per run to a verdict per claim."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from lossbench.claims.registry import ALPHA, Claim, Contrast
+from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
+from lossbench.metrics.compare import arm_values, pair_label
+from lossbench.metrics.length import METRICS
+from lossbench.stats import (
+    Interval,
+    holm,
+    non_inferiority,
+    ratio_interval,
+    seeds_needed,
+    sign_flip_p,
+    smallest_p,
+    t_interval,
+    tost,
+)
+
+if TYPE_CHECKING:
+    from lossbench.metrics.weights import ExactCheck
+
+EQUIVALENCE_CONFIDENCE = 1 - 2 * ALPHA
+"""The interval that two one-sided tests at `ALPHA` look at."""
+
+
+def judge_all(claims: Sequence[Claim], metrics: pd.DataFrame, dose: DoseResponse | None = None) -> list[Verdict]:
+    """Judge each claim; Holm runs over the primary ones among `claims`, tested or not."""
+    drafts = [_draft(claim, metrics, dose) for claim in claims]
+    adjusted = holm({draft.claim.id: draft.p for draft in drafts if draft.claim.primary})
+    return [_decide(draft, adjusted.get(draft.claim.id), len(adjusted)) for draft in drafts]
+
+
+def judge(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None = None) -> Verdict:
+    """Judge one claim by itself, as if it had been the only one stated."""
+    return judge_all([claim], metrics, dose)[0]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A claim with its numbers; `settled` where no p-value is needed to decide it."""
+
+    claim: Claim
+    settled: Verdict | None = None
+    numbers: Verdict | None = None
+    p: float = float("nan")
+    against: bool = False
+    failed_exact: str = ""
+
+
+def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _Draft:
+    exact = _exact_checks(claim)
+    notes = tuple(check.detail for check in exact)
+    failed = "; ".join(check.detail for check in exact if not check.holds)
+    if failed:
+        return _Draft(claim, Verdict(claim, "contradicted", failed, "", notes=notes))
+    if claim.kind == "exact":
+        return _Draft(claim, Verdict(claim, "supported", "holds exactly, by computation", notes=notes))
+    if claim.kind == "dose-response":
+        return _Draft(claim, judge_dose(claim, dose))
+    data = _Data.of(claim, metrics)
+    untestable = data.untestable()
+    if untestable is not None:
+        return _Draft(claim, replace(untestable, notes=notes))
+    return _tested(claim, data, (*notes, *_beside(claim, metrics)))
+
+
+def _exact_checks(claim: Claim) -> "list[ExactCheck]":
+    if not claim.exact:
+        return []
+    # Loads torch, which verdicts on runs alone can do without.
+    from lossbench.metrics.weights import EXACT_CHECKS
+
+    return [EXACT_CHECKS[name]() for name in claim.exact]
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The claim's metric by arm over the seeds that all its arms have: arrays of shape (n,)."""
+
+    claim: Claim
+    keys: tuple[Hashable, ...]
+    by_arm: dict[str, np.ndarray]
+    absent: tuple[str, ...]
+    left_out: tuple[str, ...]
+    undefined: int
+
+    @classmethod
+    def of(cls, claim: Claim, metrics: pd.DataFrame) -> "_Data":
+        values = {arm: arm_values(metrics, arm, str(claim.metric)) for arm in claim.arms}
+        absent = tuple(arm for arm, found in values.items() if not found)
+        every = list(dict.fromkeys(key for found in values.values() for key in found))
+        shared = [key for key in every if all(key in found for found in values.values())]
+        keys = [key for key in shared if all(np.isfinite(found[key]) for found in values.values())]
+        left_out = [f"{pair_label(key)}: not completed in every arm" for key in every if key not in shared]
+        left_out += [f"{pair_label(key)}: {claim.metric} has no value" for key in shared if key not in keys]
+        by_arm = {arm: np.array([found.get(key, np.nan) for key in keys]) for arm, found in values.items()}
+        return cls(claim, tuple(keys), by_arm, absent, tuple(left_out), len(shared) - len(keys))
+
+    def contrast(self, contrast: Contrast) -> np.ndarray:
+        return sum((weight * self.by_arm[arm] for arm, weight in contrast.items()), np.zeros(len(self.keys)))
+
+    def untestable(self) -> Verdict | None:
+        """The verdict "not tested" with its reason, None where there are two pairs or more."""
+        if self.absent:
+            names = ", ".join(self.absent)
+            remedy = f"completed runs of {', '.join(self.claim.arms)} with the same seeds"
+            return Verdict(self.claim, "not tested", f"no completed runs of {names}", remedy, left_out=self.left_out)
+        if len(self.keys) >= 2:
+            return None
+        if not self.keys and self.undefined:
+            why = f"{self.claim.metric} has no value in any seed that all its arms have"
+        elif not self.keys:
+            why = "its arms have no completed seeds in common"
+        else:
+            why = "there is only one seed that all its arms have with a value"
+        remedy = f"at least {seeds_needed(ALPHA)} seeds common to {', '.join(self.claim.arms)}"
+        reason = f"cannot be tested because {why}"
+        return Verdict(
+            self.claim, "not tested", reason, remedy, n=len(self.keys), seeds=self.keys, left_out=self.left_out
+        )
+
+
+def _tested(claim: Claim, data: _Data, notes: tuple[str, ...]) -> _Draft:
+    differences = data.contrast(claim.contrast)
+    ratio_values = _ratio_pairs(claim, data)
+    metric = METRICS[str(claim.metric)]
+    numbers = Verdict(
+        claim, "inconclusive", "", effect=t_interval(differences), unit=metric.unit,
+        ratio=ratio_interval(*ratio_values) if ratio_values else NOTHING,
+        n=len(data.keys), seeds=data.keys, left_out=data.left_out, notes=notes,
+        per_policy=_per_policy(data, differences, ratio_values),
+    )  # fmt: skip
+    if claim.kind == "greater":
+        return _Draft(claim, None, numbers, float(sign_flip_p(differences, "greater")), numbers.effect.high < 0)
+    if claim.kind == "non-inferior":
+        return _non_inferior(claim, differences, numbers)
+    if claim.kind == "dominates":
+        return _dominates(claim, data, differences, numbers)
+    return _ratio_equivalent(claim, ratio_values, numbers)
+
+
+def _beside(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
+    """The claim's descriptive metrics in words: the mean over completed runs of each arm that has one."""
+    for name in claim.beside:
+        values = {arm: list(arm_values(metrics, arm, name).values()) for arm in claim.arms}
+        known = {arm: [value for value in found if np.isfinite(value)] for arm, found in values.items()}
+        means = [
+            f"{arm} {three_digits(float(np.mean(found)))} (n = {len(found)})" for arm, found in known.items() if found
+        ]
+        if means:
+            yield f"{METRICS[name].label}, {METRICS[name].unit}: {', '.join(means)}"
+
+
+def _ratio_pairs(claim: Claim, data: _Data) -> tuple[np.ndarray, np.ndarray] | None:
+    """The two arms' values for claims about two arms, None for others."""
+    if len(claim.contrast) != 2 or claim.rivals:
+        return None
+    first, second = claim.contrast
+    return data.by_arm[first], data.by_arm[second]
+
+
+def _non_inferior(claim: Claim, differences: np.ndarray, numbers: Verdict) -> _Draft:
+    margin = float(claim.margin or 0)
+    p = non_inferiority(differences, margin)
+    p_equal = tost(differences, -margin, margin)
+    word = "equivalent" if p_equal <= ALPHA else "equivalence not shown"
+    note = f"within ±{margin:g} (two one-sided t tests): {word}, p = {p_equal:.3g}"
+    numbers = replace(numbers, notes=(*numbers.notes, note))
+    return _Draft(claim, None, numbers, p, numbers.effect.high < -margin)
+
+
+def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verdict) -> _Draft:
+    """Intersection-union test: the contrast exceeds each rival and its negative, so the largest p is the test's."""
+    rivals = [data.contrast(rival) for rival in claim.rivals]
+    margins = [differences + sign * rival for rival in rivals for sign in (-1, 1)]
+    p = max(float(sign_flip_p(margin, "greater")) for margin in margins)
+    against = any(t_interval(margin).high < 0 for margin in margins)
+    largest = max(rivals, key=lambda rival: abs(rival.mean()))
+    interval = t_interval(largest)
+    low, high = three_digits(interval.low), three_digits(interval.high)
+    note = f"largest rival effect {three_digits(interval.estimate, '+')} [{low}, {high}] {numbers.unit}"
+    return _Draft(claim, None, replace(numbers, notes=(*numbers.notes, note)), p, against)
+
+
+def _ratio_equivalent(claim: Claim, ratio_values: tuple[np.ndarray, np.ndarray] | None, numbers: Verdict) -> _Draft:
+    if ratio_values is None or claim.margin is None:
+        raise ValueError(f"claim {claim.id}: a ratio needs two arms and a margin")
+    a, b = ratio_values
+    if not (np.all(a > 0) and np.all(b > 0)):
+        reason = f"cannot be tested because {claim.metric} is not positive in every run, so it has no ratio"
+        return _Draft(claim, replace(numbers, status="not tested", reason=reason))
+    p = tost(np.log(a) - np.log(b), -np.log(claim.margin), np.log(claim.margin))
+    against = numbers.ratio.outside(1 / claim.margin, claim.margin)
+    numbers = replace(numbers, effect=ratio_interval(a, b, EQUIVALENCE_CONFIDENCE), unit="ratio")
+    return _Draft(claim, None, numbers, p, against)
+
+
+def _per_policy(
+    data: _Data, differences: np.ndarray, ratio_values: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[PolicyEffect, ...]:
+    policies = np.array([-1 if key[0] is None else key[0] for key in data.keys])  # type: ignore[index]
+    effects = []
+    for policy in np.unique(policies):
+        mine = policies == policy
+        ratio = ratio_interval(ratio_values[0][mine], ratio_values[1][mine]) if ratio_values else NOTHING
+        name = None if policy == -1 else int(policy)
+        effects.append(PolicyEffect(name, int(mine.sum()), t_interval(differences[mine]), ratio))
+    return tuple(effects)
+
+
+def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
+    if draft.settled is not None:
+        return draft.settled
+    verdict = draft.numbers
+    if verdict is None:
+        raise ValueError(f"claim {draft.claim.id} has neither numbers nor a settled verdict")
+    p = draft.p if p_holm is None else p_holm
+    verdict = replace(verdict, p=draft.p, p_holm=float("nan") if p_holm is None else p_holm)
+    name = "p" if p_holm is None or family == 1 else f"p after Holm over {family}"
+    if p <= ALPHA:
+        return replace(verdict, status="supported", reason=f"{name} = {p:.3g}")
+    if draft.against:
+        remedy = "" if verdict.n >= 5 else "more seeds: an interval of few runs is easily misled"
+        against = "the 95 % interval lies on the other side"
+        if draft.claim.kind == "dominates":
+            against = "a rival effect is larger: the 95 % interval of what the claimed one has over it lies below 0"
+        return replace(verdict, status="contradicted", reason=against, remedy=remedy)
+    reason, remedy = _why_inconclusive(draft, verdict, f"{name} = {p:.3g}", family if p_holm is not None else 1)
+    return replace(verdict, reason=reason, remedy=remedy)
+
+
+def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) -> tuple[str, str]:
+    needed = seeds_needed(ALPHA / family)
+    sign_test = draft.claim.kind != "ratio-equivalent"
+    if sign_test and smallest_p(verdict.n, "greater") > ALPHA / family:
+        smallest = smallest_p(verdict.n, "greater")
+        share = f"{ALPHA:g}" if family == 1 else f"{ALPHA:g} / {family}"
+        reason = (
+            f"{verdict.n} seeds cannot decide: the smallest attainable p is {smallest:.3g}, the first threshold {share}"
+        )
+        return reason, f"at least {needed} seeds"
+    if verdict.effect.low == verdict.effect.high == 0:
+        return f"no difference: identical in all {verdict.n} seeds", ""
+    if sign_test:
+        return f"{found}, and the interval does not exclude the claim", "more seeds, or longer runs"
+    interval = f"[{verdict.effect.low:.3g}, {verdict.effect.high:.3g}]"
+    margin = float(draft.claim.margin or 1)
+    return f"the 90 % interval {interval} is not inside {1 / margin:.3g} … {margin:g}", "more seeds"
+
+
+def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tuple[str, str] | None:
+    """Why a probe cannot decide its claim, and what would; None where it can."""
+    if not enough_alphas:
+        return "the probe has too few values of α", "a probe with three or more values of α, 1 among them"
+    if dose.pairs < 2:
+        return "the probe has fewer than two pairs of batches", "a probe of several pairs (--batches)"
+    if not np.all(np.isfinite(drift)):
+        return "the probe has no incorrect completions whose length could drift", "a task that is sometimes failed"
+    if not np.any(drift):
+        return "every drift is zero: no group of the probe has rewards that differ", "a policy that sometimes succeeds"
+    return None
+
+
+def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
+    """The verdict on the probe's claim; None (no probe file) is not tested."""
+    if dose is None:
+        remedy = "lossbench probe with length-power:α for several α, α = 1 among them"
+        return Verdict(claim, "not tested", "there is no probe file", remedy)
+    order = np.argsort(dose.alphas)
+    alphas, drift = np.array(dose.alphas)[order], np.array(dose.drift)[order]
+    at_one = np.flatnonzero(np.isclose(alphas, 1.0))
+    lack = _lack_of(dose, len(alphas) >= 3 and bool(at_one.size), drift)
+    if lack is not None:
+        return Verdict(claim, "not tested", f"cannot be tested because {lack[0]}", lack[1], n=dose.pairs)
+    k = int(order[at_one[0]])
+    zero_at_one = dose.ci_low[k] <= 0 <= dose.ci_high[k]
+    effect = Interval(*(float(np.array(side)[order][0]) for side in (dose.drift, dose.ci_low, dose.ci_high)))
+    numbers = Verdict(claim, "inconclusive", "", effect=effect, unit=f"drift at α = {alphas[0]:g}", p=dose.p_falling,
+                      n=dose.pairs)  # fmt: skip
+    if not zero_at_one or dose.p_rising <= ALPHA:
+        return replace(numbers, status="contradicted", reason="drift at α = 1 is not zero" if not zero_at_one else
+                       "drift rises with α")  # fmt: skip
+    if dose.p_falling <= ALPHA and bool(np.all(np.diff(drift) < 0)):
+        return replace(numbers, status="supported", reason=f"falls at every step of α, p = {dose.p_falling:.3g}")
+    return replace(numbers, reason=f"the fall is not monotone or not certain (p = {dose.p_falling:.3g})",
+                   remedy="more pairs of batches")  # fmt: skip
+
+
+def family_note(verdicts: Iterable[Verdict]) -> str:
+    """One sentence on the family of primary claims, for the foot of a verdict table."""
+    members = [verdict.claim.id for verdict in verdicts if verdict.claim.primary]
+    if not members:
+        return "No primary claims were stated."
+    return f"Primary claims, adjusted together by Holm's method at {ALPHA:g}: {', '.join(members)}."

@@ -1,0 +1,221 @@
+"""ms-swift's GRPO trainer: `completions.jsonl` (`--log_completions true`), `logging.jsonl` and `args.json`.
+
+Written against ms-swift 4 (`rlhf_trainers/grpo_trainer.py`, `megatron/trainers`, `utils/io_utils.py`). A line of
+`completions.jsonl` is one table: step (as text; `gen_step` from Megatron), prompt, completion, one column per reward
+function, advantages, each a list. Objects with one completion each are read as well. A line of `logging.jsonl` is one
+step of metrics, numbered by `global_step/max_steps` (Megatron: `iteration`) as "3/200".
+
+A generation is logged again at each step that uses it, with `--log_entropy` only as far as it has been trained on; and
+an evaluation logs its table after the training's of the same step.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lossbench.ingest.base import (
+    Block,
+    Format,
+    IngestedRun,
+    Request,
+    listed,
+    mode_and_seed,
+    number,
+    renamed_log,
+    run_folders,
+    whole,
+)
+from lossbench.ingest.blocks import block
+from lossbench.ingest.jsonl import records
+from lossbench.ingest.trainer_logs import (
+    STEP_KEYS,
+    Rewards,
+    TrainingTables,
+    completion_fields,
+    evaluated_steps,
+    json_object,
+    reward_names,
+    rewards_by_step,
+)
+from lossbench.loss.modes import PRESETS, make_mode
+
+COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
+_PROGRESS = ("global_step/max_steps", "iteration")
+_ROWS_AT_ONCE = 2000  # completions per block, or
+_CHARACTERS_AT_ONCE = 4 << 20
+
+Columns = Mapping[str, Sequence[Any]]
+Lined = tuple[list[int], Columns]
+"""The line of the file that each row of a table is from, and the table's columns."""
+
+
+def found(path: Path) -> str | None:
+    """What makes `path` the output folder (or one of the log files) of ms-swift."""
+    if path.is_file():
+        return path.name if path.name in (COMPLETIONS, LOGGING) else None
+    return next((name for name in (COMPLETIONS, LOGGING) if (path / name).is_file()), None)
+
+
+def read(path: Path, request: Request) -> Iterator[IngestedRun]:
+    """The run in folder `path`, or one run per subfolder that is one (ms-swift names them v0-<time>, v1-<time>,
+    ...)."""
+    for folder in run_folders(path, found):
+        yield _run(folder, request)
+
+
+def _run(folder: Path, request: Request) -> IngestedRun:
+    request = request.part()
+    inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
+    args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
+    history = list(_history(inside[LOGGING], request))
+    name = folder.stem if folder.is_file() else folder.name
+    named = mode_and_seed(name)
+    run = IngestedRun(folder, name, mode=mode_of_args(args) or (named[0] if named else None), damage=request.damage)
+    seed = whole(args.get("seed"))
+    run.seed = seed if seed is not None else named[1] if named else None
+    run.num_generations = whole(args.get("num_generations"))
+    run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
+    rows = [(step, row) for step, _, row in history if "loss" in row or "reward" in row]
+    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in rows]
+    run.logged_rewards = rewards_by_step(rows)
+    if inside[COMPLETIONS].is_file():
+        only_evaluated = evaluated_steps((step, row) for step, _, row in history) - {step for step, _ in rows}
+        rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
+        run.blocks = _blocks(inside[COMPLETIONS], only_evaluated, rewards, run, request)
+    return run
+
+
+def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
+    """`--reward_weights`, none at all where it was not given; None where the arguments do not hold it."""
+    given = args.get("reward_weights")
+    if "reward_weights" not in args or not isinstance(given, list | None):
+        return None
+    weights = [weight for value in given or () if (weight := number(value)) is not None]
+    return tuple(weights) if len(weights) == len(given or ()) else None
+
+
+def mode_of_args(args: dict[str, Any]) -> str | None:
+    """The mode that ms-swift's arguments set, None where they name none that lossbench knows.
+
+    ms-swift's `dr_grpo` is the divisor alone: its advantages keep the std unless `scale_rewards` says otherwise.
+    """
+    preset = PRESETS.get(str(args.get("loss_type")))
+    if preset is None or args.get("advantage_estimator", "grpo") != "grpo":
+        return None
+    surrogate, aggregation, _ = preset
+    if surrogate == "gspo":  # ms-swift's luspo and gspo are sequence-level by importance_sampling_level
+        surrogate = "grpo"
+    if surrogate == "grpo" and args.get("importance_sampling_level") in ("sequence", "sequence_token"):
+        surrogate = "gspo"
+    scale = args.get("scale_rewards", "group")
+    scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale
+    return make_mode(surrogate, aggregation, scale).name if scale in ("group", "batch", "none") else None
+
+
+def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, dict[str, Any]]]:
+    """(step, planned steps, metrics) of every training line."""
+    if not file.is_file():
+        return
+    for line, row in records(file, request.damage):
+        progress = next((str(row[key]) for key in _PROGRESS if key in row), None)
+        if progress is None:
+            continue
+        at, _, planned = progress.partition("/")
+        if (step := whole(at)) is not None:
+            yield step, whole(planned), row
+        else:
+            request.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
+
+
+def _blocks(
+    file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request
+) -> Iterator[Block]:
+    tables = TrainingTables(only_evaluated)
+    for lines, fields in _joined(_fields(_new_tables(file, tables, request), file, rewards, request)):
+        yield "rollouts", block(fields, str(file), request.damage, lines)
+    if tables.left_out:
+        run.notes.append(
+            f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
+        )
+
+
+def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[Lined]:
+    """Every table of completions not read before; lines of one completion each make tables together."""
+    singles: dict[int, dict[str, Any]] = {}
+    for line, record in _checked(file, request):
+        is_table = isinstance(record["completion"], list)
+        if singles and (is_table or len(singles) == _ROWS_AT_ONCE):
+            yield [*singles], _transposed(singles.values())
+            singles = {}
+        if not is_table:
+            singles[line] = record
+        elif (new := tables.new_rows(record)) is not None:
+            yield [line] * len(new["completion"]), new
+    if singles:
+        yield [*singles], _transposed(singles.values())
+
+
+def _transposed(rows: Collection[dict[str, Any]]) -> Columns:
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
+
+
+def _fields(tables: Iterable[Lined], file: Path, rewards: Rewards, request: Request) -> Iterator[Lined]:
+    """The tables under our names."""
+    for lines, columns in tables:
+        place = f"{file}, line {lines[0]}"
+        yield lines, completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
+
+
+def _joined(tables: Iterable[Lined]) -> Iterator[Lined]:
+    """The tables joined until they have some thousand rows: small blocks are dear."""
+    joined_lines: list[int] = []
+    joined: dict[str, list[Any]] = {}
+    characters = 0
+    for lines, columns in tables:
+        for name in columns.keys() - joined.keys():
+            joined[name] = [None] * len(joined_lines)
+        for name, values in joined.items():
+            values.extend(columns.get(name) or [None] * len(lines))
+        joined_lines.extend(lines)
+        characters += sum(len(text) for text in columns["completion"] if text)
+        if len(joined_lines) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield joined_lines, joined
+            joined_lines, joined, characters = [], {}, 0
+    if joined_lines:
+        yield joined_lines, joined
+
+
+def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of the lines that hold completions; step, prompt and completion are under these names."""
+    for line, record in records(file, request.damage):
+        place = f"{file}, line {line}"
+        step = request.column("step", ("step", "gen_step"), record, place)
+        completion = request.column("completion", ("completion",), record, place)
+        prompt = request.column("prompt", ("prompt",), record, place)
+        if step is None or completion is None:
+            request.damage.add(place, "has no completion, or neither step nor gen_step")
+            continue
+        record["step"], record["completion"] = _from_one(record[step], step), record[completion]
+        if prompt is not None:
+            record["prompt"] = record[prompt]
+        if not isinstance(record["completion"], list):
+            yield line, record
+        elif not isinstance(record["step"], list):
+            request.damage.add(place, "its completion is a list, its step is none")
+        elif len({len(value) for value in record.values() if isinstance(value, list)}) != 1:
+            request.damage.add(place, "its lists differ in length")
+        else:
+            yield line, {name: value for name, value in record.items() if isinstance(value, list)}
+
+
+def _from_one(step: Any, column: str) -> Any:
+    """A step, or a list of steps, counted from 1; what is no number stays as it is."""
+    if column != "gen_step":  # Megatron counts sampling rounds from 0
+        return step
+    if isinstance(step, list):
+        return [_from_one(value, column) for value in step]
+    known = whole(step)
+    return step if known is None else known + 1
+
+
+FORMAT = Format("ms-swift: completions.jsonl, logging.jsonl and args.json", found, read)

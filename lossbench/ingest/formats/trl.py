@@ -1,0 +1,175 @@
+"""TRL's GRPOTrainer: `completions/completions_<step>.parquet` (`log_completions=True`) and `trainer_state.json`.
+
+Written against TRL 1.16 (`GRPOTrainer.log`); the completions hold step, prompt, completion, one column per reward
+function, extra columns of the user, and advantage. Prompts and completions are text, or lists of messages. A file
+holds the latest generation, so the same one is written again at each optimizer step that uses it: it is read once, at
+the first. An evaluation writes the file of its step once more, with its own completions among or instead of the
+training's: that file is left out.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lossbench.errors import one_line
+from lossbench.ingest.base import (
+    Block,
+    Format,
+    IngestedRun,
+    Request,
+    listed,
+    mode_and_seed,
+    number,
+    renamed_log,
+    run_folders,
+    whole,
+)
+from lossbench.ingest.blocks import block
+from lossbench.ingest.trainer_logs import (
+    STEP_KEYS,
+    RepeatedTable,
+    Rewards,
+    completion_fields,
+    evaluated_steps,
+    json_object,
+    reward_names,
+    rewards_by_step,
+)
+
+_COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
+STATE_FILE = "trainer_state.json"
+
+
+def found(path: Path) -> str | None:
+    """What makes `path` the output folder (or a completions file) of TRL's trainer."""
+    if path.is_file():
+        return path.name if _COMPLETIONS.fullmatch(path.name) or path.name == STATE_FILE else None
+    completions = _completion_files(path)
+    if completions:
+        return str(completions[0].relative_to(path))
+    if any((path / name).exists() for name in ("completions.jsonl", "logging.jsonl")):
+        return None  # ms-swift's trainer leaves a trainer_state.json too
+    state = _state_file(path)
+    return str(state.relative_to(path)) if state else None
+
+
+def _completion_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if _COMPLETIONS.fullmatch(path.name) else []
+    files = [*path.glob("completions/completions_*.parquet"), *path.glob("completions_*.parquet")]
+    return sorted((file for file in files if _COMPLETIONS.fullmatch(file.name)), key=_step_of)
+
+
+def _step_of(file: Path) -> int:
+    match = _COMPLETIONS.fullmatch(file.name)
+    return int(match[1]) if match else 0
+
+
+def _state_file(path: Path) -> Path | None:
+    """The trainer state that saw most steps: the folder's own, else that of its last checkpoint."""
+    if path.is_file():
+        return path if path.name == STATE_FILE else None
+    if (path / STATE_FILE).exists():
+        return path / STATE_FILE
+    states = [file for file in path.glob(f"checkpoint-*/{STATE_FILE}") if file.parent.name[11:].isdigit()]
+    return max(states, key=lambda file: int(file.parent.name[11:]), default=None)
+
+
+def read(path: Path, request: Request) -> Iterator[IngestedRun]:
+    """The run in folder `path`, or one run per subfolder that is one."""
+    for folder in run_folders(path, found):
+        yield _run(folder, request)
+
+
+def _run(folder: Path, request: Request) -> IngestedRun:
+    name = folder.stem if folder.is_file() else folder.name
+    named = mode_and_seed(name)
+    run = IngestedRun(folder, name, mode=named[0] if named else None, seed=named[1] if named else None)
+    request = request.part()
+    run.damage = request.damage
+    state_file = _state_file(folder)
+    state = json_object(state_file, request.damage) if state_file else {}
+    rows = _history(state)
+    history = [(step, row) for step, row in rows if "loss" in row or "reward" in row]
+    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in history]
+    run.logged_rewards = rewards_by_step(history)
+    run.steps_planned = whole(state.get("max_steps"))
+    if (every := number(state.get("logging_steps")) or 1) > 1:
+        run.notes.append(f"step metrics are means over {every:g} steps (logging_steps)")
+    files = _completion_files(folder)
+    alone = _state_beside(folder)
+    saved = json_object(alone, request.damage) if alone else state
+    if files and not saved:
+        run.notes.append(
+            f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
+        )
+    run.blocks = _blocks(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
+    return run
+
+
+def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """(step, row) of the trainer's log, in its order."""
+    history = state.get("log_history")
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    return [(step, row) for row in rows if (step := whole(row.get("step"))) is not None]
+
+
+def _state_beside(file: Path) -> Path | None:
+    """The trainer state that belongs to a completions file named alone."""
+    folders = (file.parent, file.parent.parent) if _COMPLETIONS.fullmatch(file.name) else ()
+    return next((state for folder in folders if (state := _state_file(folder))), None)
+
+
+def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
+    """Steps whose completions file an evaluation wrote again.
+
+    A state is saved with a checkpoint, so a run that was killed evaluated after its last one too: by the same period.
+    """
+    steps = evaluated_steps(_history(state))
+    period, last = whole(state.get("eval_steps")), whole(state.get("global_step"))
+    if steps and last is not None and period and all(step % period == 0 for step in steps):
+        steps |= {step for step in map(_step_of, files) if step > last and step % period == 0}
+    return steps
+
+
+def _blocks(
+    files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request
+) -> Iterator[Block]:
+    repeated, rewards, left_out = RepeatedTable(), Rewards(names, notes=run.notes), []
+    for file in files:
+        columns = _columns(file, request)
+        if columns is None:
+            continue
+        compared = [columns[name] for name in ("prompt", "completion", "advantage") if name in columns]
+        known = repeated.known_rows(*compared)  # an evaluation's rows are written again too, until new ones are drawn
+        if _step_of(file) in evaluated:
+            left_out.append(_step_of(file))
+        elif known < len(columns["completion"]):
+            fields = completion_fields(columns, rewards, ("advantage", "advantages"), request, str(file))
+            yield "rollouts", block(fields, str(file), request.damage)
+    if left_out:
+        run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
+
+
+def _columns(file: Path, request: Request) -> dict[str, list[Any]] | None:
+    """The columns of a completions file, with `step` and `completion` under these names; None where it is damaged."""
+    try:
+        columns = pq.read_table(file).to_pydict()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        request.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
+        return None
+    for name in ("step", "prompt", "completion"):
+        column = request.column(name, (name,), columns, str(file))
+        if column:
+            columns[name] = columns[column]
+    if not columns.get("step") or "completion" not in columns:
+        request.damage.add(str(file), "has no rows, or no columns step and completion")
+        return None
+    return columns
+
+
+FORMAT = Format("TRL: completions_*.parquet and trainer_state.json", found, read)

@@ -1,0 +1,233 @@
+"""What the logs of TRL's and ms-swift's trainers have in common: metric names, rewards, repeated tables."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lossbench.ingest.base import Damage, Request, number, wholes
+from lossbench.ingest.jsonl import UNREADABLE
+
+STEP_KEYS: dict[str, tuple[str, ...]] = {
+    "reward_mean": ("reward",),
+    "length_mean": ("completions/mean_length", "completion_length"),
+    "length_terminated": ("completions/mean_terminated_length",),
+    "truncated_frac": ("completions/clipped_ratio",),
+    "zero_std_frac": ("frac_reward_zero_std",),
+    "loss": ("loss",),
+    "grad_norm": ("grad_norm",),
+    "entropy": ("entropy", "entropy/mean"),
+    "clip_frac": ("clip_ratio/region_mean", "cispo_clip_ratio", "clip_ratio"),
+    "kl": ("kl",),
+    "lr": ("learning_rate",),
+    "wall_s": ("step_time",),
+}
+"""Columns of `steps` -> the keys of TRL's GRPOTrainer (0.14 to 1.16) and ms-swift's (3 and 4), newest first."""
+
+CORRECT_COLUMNS = ("correct", "accuracy", "accuracy_reward", "Accuracy", "MathAccuracy")
+_VERDICTS = ("correct", "accuracy", "Accuracy")  # of those, the ones that need not be a reward function
+_NOT_REWARDS = {
+    "step", "gen_step", "prompt", "completion", "advantage", "advantages", "entropy", "image", "images", "num_turns",
+}  # fmt: skip
+
+
+def evaluated_steps(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> set[int]:
+    """Steps (from pairs of step and log row) after which the trainer evaluated."""
+    return {step for step, row in logs if any(str(key).startswith("eval_") for key in row)}
+
+
+def rewards_by_step(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> dict[int, float]:
+    """Logged mean rewards of those steps that were logged alone, not as the mean over several steps."""
+    rows = dict(logs)
+    alone = {step: number(row.get("reward")) for step, row in rows.items() if step == 1 or step - 1 in rows}
+    return {step: reward for step, reward in alone.items() if reward is not None}
+
+
+def reward_names(logs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the reward functions, from the keys `rewards/<name>/mean` of step logs (old TRL: `rewards/<name>`)."""
+    names: dict[str, None] = {}
+    for row in logs:
+        for key in row:
+            parts = key.split("/")
+            if parts[0] == "rewards" and len(parts) > 1:
+                names.setdefault("/".join(parts[1:-1]) if parts[-1] in ("mean", "std") else "/".join(parts[1:]))
+    return list(names)
+
+
+@dataclass
+class Rewards:
+    """The reward functions of a run: their names in its log, and their weights where a file holds them.
+
+    `weights` are in the order of the table's columns; none at all (`()`) are known to be 1 each, None is not known.
+    `notes` takes what the user should know of how the reward was made.
+    """
+
+    names: Sequence[str]
+    weights: Sequence[float] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, columns: Mapping[str, Sequence[Any]], request: Request, place: str) -> list[float | None] | None:
+        """The reward of each row of a table, None where it has no column of rewards.
+
+        It is the mapped column; else the sum of those that the log names; else `reward`; else the sum of every column
+        of numbers that is nothing else.
+        """
+        mapped = request.column("reward", (), columns, place)
+        if mapped is not None:
+            return summed(columns, {mapped: 1.0})
+        named = [name for name in columns if name in self.names]
+        if not named and "reward" in columns:
+            return summed(columns, {"reward": 1.0})
+        summands = named or _numeric_columns(columns, request)
+        if not summands:
+            return None
+        weights, doubt = self._weights(len(summands))
+        if not named:
+            doubt = "no log of the steps names the reward functions (--map reward=COLUMN)"
+        kind = "the plain sum of " if set(weights) == {1.0} else "the weighted sum of "
+        note = f"reward is {kind if len(summands) > 1 else ''}{', '.join(summands)}: {doubt}"
+        if doubt and note not in self.notes:
+            self.notes.append(note)
+        return summed(columns, dict(zip(summands, weights, strict=True)))
+
+    def _weights(self, functions: int) -> tuple[Sequence[float], str]:
+        """A weight for each function, and why they may be wrong."""
+        plain = [1.0] * functions
+        if self.weights is None:
+            return plain, "the log does not hold their weights" if functions > 1 else ""
+        if self.weights and len(self.weights) != functions:
+            return plain, f"the arguments hold {len(self.weights)} reward weights for {functions} columns"
+        return self.weights or plain, ""
+
+
+def _numeric_columns(columns: Mapping[str, Sequence[Any]], request: Request) -> list[str]:
+    """The columns that can only be reward functions: numbers, and no field of ours.
+
+    A verdict counts where there is no other: these trainers write a column for every reward function, so one is.
+    """
+    others = _NOT_REWARDS | {column for ours, column in request.columns.items() if ours != "correct"}
+    numeric = [name for name, values in columns.items() if name not in others and _numeric(values)]
+    verdicts = {*_VERDICTS, request.columns.get("correct")}
+    return [name for name in numeric if name not in verdicts] or numeric
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    present = [value for value in values if value is not None]
+    return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
+
+
+def json_object(file: Path, damage: Damage) -> dict[str, Any]:
+    """The object in a JSON file; {} where it holds another value, or, counted as damage, is not JSON."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except UNREADABLE as error:
+        damage.add(str(file), f"not valid JSON ({error})")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def completion_fields(
+    columns: Mapping[str, Sequence[Any]], rewards: "Rewards", advantage: Sequence[str], request: Request, place: str
+) -> dict[str, Sequence[Any]]:
+    """A table's columns under our names: step, prompt and completion have them; `advantage` are the usual names."""
+    fields: dict[str, Sequence[Any]] = {"step": columns["step"]}
+    fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
+    reward = rewards.of(columns, request, place)
+    if reward is not None:
+        fields["reward"] = reward
+    usual = {"correct": CORRECT_COLUMNS, "advantage": advantage}
+    for name in ("correct", "advantage", "length", "terminated", "group"):
+        column = request.column(name, usual.get(name, ()), columns, place)
+        if column:
+            fields[name] = columns[column]
+    return fields
+
+
+def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
+    """Row by row weighted sum of columns; nulls and NaN are left out, a row of nothing else is null."""
+    values_FN = np.array([list(map(number, columns[name])) for name in weights], dtype=float)  # None is NaN
+    weighted_FN = np.array([*weights.values()])[:, None] * values_FN
+    known_FN = ~np.isnan(values_FN)
+    known_N = known_FN.sum(axis=0) > 0
+    totals_N = np.where(known_FN, weighted_FN, 0.0).sum(axis=0)
+    return [total if known else None for total, known in zip(totals_N.tolist(), known_N.tolist(), strict=True)]
+
+
+def message_text(value: Any) -> str | None:
+    """Plain text of a prompt or completion: text itself, or the contents of a list of chat messages, one per line.
+
+    >>> message_text([{"role": "user", "content": "What is 1 + 1?"}])
+    'What is 1 + 1?'
+    """
+    if type(value) is str:
+        return value
+    texts, waiting = [], [value]
+    while waiting:  # not by recursion: how deep a logged value goes is not ours to say
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting.append(part.get("content", part.get("text")))
+        elif isinstance(part, Sequence) and not isinstance(part, str):
+            waiting.extend(reversed(part))
+        elif part is not None:
+            texts.append(str(part))
+    if not texts and (value is None or isinstance(value, Mapping)):
+        return None
+    return "\n".join(filter(None, texts))
+
+
+class RepeatedTable:
+    """Recognises a table that was logged again: these trainers log the latest generation at every optimizer step."""
+
+    def __init__(self) -> None:
+        """No table seen yet."""
+        self._last: list[Sequence[Any]] = []
+
+    def known_rows(self, *columns: Sequence[Any]) -> int:
+        """How many rows of this table are the whole of the one before, at its beginning; 0 where it is another."""
+        known = len(self._last[0]) if self._last and len(self._last) == len(columns) else 0
+        if not all(_begins_with(column, last) for column, last in zip(columns, self._last, strict=False)):
+            known = 0
+        self._last = [*columns]
+        return known
+
+
+def _begins_with(column: Sequence[Any], earlier: Sequence[Any]) -> bool:
+    """Whether a column's first values are those of an earlier one, NaN where that is NaN."""
+    pairs = zip(column, earlier, strict=False)
+    return len(column) >= len(earlier) and all(new == old or (new != new and old != old) for new, old in pairs)
+
+
+class TrainingTables:
+    """Tells the new rows of training from what else stands in a file of tables, read in order.
+
+    Rows logged before are not new: a table may repeat the one before, or begin with it and go on. A table that begins
+    afresh at a step that has one already is no training's, nor is one of a step that was evaluated and not trained.
+    """
+
+    def __init__(self, only_evaluated: set[int]) -> None:
+        """`only_evaluated`: steps at which the trainer logged an evaluation and no training."""
+        self.left_out: set[int] = set()
+        self._only_evaluated = only_evaluated
+        self._repeated = RepeatedTable()
+        self._steps: set[int] = set()
+        self._training, self._first = True, None  # of the table that goes on: whether it is read, and at which step
+
+    def new_rows(self, columns: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]] | None:
+        """The columns (step and completion among them) without the rows known already; None where no row is new."""
+        steps = {step for step in wholes(columns["step"]) if step is not None}
+        compared = [columns[name] for name in ("prompt", "completion") if name in columns]
+        known, rows = self._repeated.known_rows(*compared), len(columns["completion"])
+        if known == 0 and rows:
+            self._training = not steps & self._steps and not (steps and steps <= self._only_evaluated)
+            self._first = columns["step"][0]
+            self.left_out |= set() if self._training else steps
+        self._steps |= steps
+        if known == rows or not self._training:
+            return None
+        if known == 0:
+            return columns
+        rest = {name: values[known:] for name, values in columns.items()}
+        return {**rest, "step": [self._first] * (rows - known)}  # one generation, at the step that it began with

@@ -1,0 +1,97 @@
+"""verl's `agg_loss`, number for number, in the release the article prints and in the current one."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lossbench.errors import unknown
+from lossbench.loss.masked_sums import check_mask
+
+VERSIONS = {"article": "article", "v0.7.0": "article", "latest": "latest"}
+VERL_MODES = {
+    "article": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    "latest": ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+}
+
+
+def agg_loss(
+    loss_mat: Tensor,
+    loss_mask: Tensor,
+    loss_agg_mode: str,
+    dp_size: int = 1,
+    batch_num_tokens: float | None = None,
+    global_batch_size: float | None = None,
+    loss_scale_factor: float | None = None,
+    version: str = "article",
+) -> Tensor:
+    """One rank's share of the aggregated loss, a scalar in the dtype of `loss_mat`.
+
+    `loss_mat` (bs, response_length) in a float dtype, `loss_mask` of the same shape, 0/1 in any dtype. Counts that are
+    not given are taken from this batch: `batch_num_tokens` live tokens (token-mean), `global_batch_size` rows that are
+    not empty (seq modes), `loss_scale_factor` the padded width (seq-mean-token-sum-norm). `dp_size` multiplies, to undo
+    the mean over data-parallel ranks.
+
+    `version="article"` (alias "v0.7.0") is verl 0.7.0: seq-mean-token-sum-norm has neither batch size nor `dp_size`,
+    and `dp_size` 2 without global counts doubles the local value. `version="latest"` is verl 0.9 and later: that mode
+    divides by the row count and multiplies by `dp_size`, token-sum exists, and `dp_size` > 1 without the global count
+    it needs is refused. In both, a count of 0 gives NaN, the seq modes turn NaN where a masked cell holds NaN or
+    infinity, seq-mean-token-mean adds 1e-8 to token counts, and a mask that is not float64 rounds that away.
+
+    Raises ValueError for unknown names, shapes that disagree, a mask that is not 0/1 and divisors out of range.
+    """
+    if version not in VERSIONS:
+        raise ValueError(unknown("version", version, VERSIONS))
+    version = VERSIONS[version]
+    if loss_agg_mode not in VERL_MODES[version]:
+        raise ValueError(unknown(f"loss_agg_mode of version {version}", loss_agg_mode, VERL_MODES[version]))
+    if loss_mat.shape != loss_mask.shape or loss_mat.ndim != 2:
+        shapes = f"loss_mat has shape {tuple(loss_mat.shape)}, loss_mask {tuple(loss_mask.shape)}"
+        raise ValueError(f"{shapes}; valid: both (bs, response_length)")
+    check_mask(loss_mask)
+    _check_counts(dp_size, batch_num_tokens, global_batch_size, loss_scale_factor)
+    if version == "latest" and dp_size > 1:
+        _need_global_count(loss_agg_mode, batch_num_tokens, global_batch_size)
+    if loss_agg_mode == "token-sum":
+        return _masked_sum(loss_mat, loss_mask) * dp_size
+    if loss_agg_mode == "token-mean":
+        count = loss_mask.sum() if batch_num_tokens is None else batch_num_tokens
+        return _masked_sum(loss_mat, loss_mask) / count * dp_size
+    if loss_agg_mode == "seq-mean-token-sum-norm":
+        divisor = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+        if version == "article":
+            return (loss_mat * loss_mask).sum(-1).sum() / divisor
+        return _seq_mean(loss_mat, loss_mask, global_batch_size, lambda counts: 1) * dp_size / divisor
+    per_row = {"seq-mean-token-sum": lambda counts: 1, "seq-mean-token-mean": lambda counts: counts + 1e-8}
+    return _seq_mean(loss_mat, loss_mask, global_batch_size, per_row[loss_agg_mode]) * dp_size
+
+
+def _masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.bool(), values, 0.0).sum()
+
+
+def _seq_mean(
+    loss_mat: Tensor, loss_mask: Tensor, rows: float | None, row_divisor: Callable[[Tensor], Tensor | float]
+) -> Tensor:
+    """Sum of the live rows' losses over the row count; multiplies by the mask, as verl does, so NaN there spreads."""
+    counts = loss_mask.sum(-1)
+    live = counts > 0
+    row_losses = (loss_mat * loss_mask).sum(-1) / row_divisor(counts)
+    return _masked_sum(row_losses, live) / (live.sum() if rows is None else rows)
+
+
+def _check_counts(dp_size: float, tokens: float | None, rows: float | None, factor: float | None) -> None:
+    if not dp_size >= 1:
+        raise ValueError(f"dp_size is {dp_size}; valid: 1 or more")
+    for name, value in (("batch_num_tokens", tokens), ("global_batch_size", rows)):
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} is {value}; valid: 0 or more")
+    if factor is not None and not factor > 0:
+        raise ValueError(f"loss_scale_factor is {factor}; valid: above 0")
+
+
+def _need_global_count(mode: str, tokens: float | None, rows: float | None) -> None:
+    missing = {"token-mean": ("batch_num_tokens", tokens), "token-sum": ("", 0)}
+    name, value = missing.get(mode, ("global_batch_size", rows))
+    if value is None:
+        raise ValueError(f"{name} is None at dp_size > 1 in {mode}; valid: the count over all ranks")

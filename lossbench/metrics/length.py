@@ -1,0 +1,275 @@
+"""Length-bias metrics: one number per run and metric, and the sums they come from.
+
+`summarise` reads each run's completions once and keeps only sums per step; report, comparison and verdicts work on the
+resulting `Summary`. *Late* is the last fifth of a run's planned steps, *early* the first fifth, by the step that first
+used the completion. All means are pooled over completions (groups, tokens) of the window; NaN where there are none.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from lossbench.metrics.step_sums import (
+    EVAL_COLUMNS,
+    ROLLOUT_COLUMNS,
+    Columns,
+    add_step_log,
+    as_columns,
+    pooled,
+    select,
+    step_sums,
+    sums_from_step_log,
+)
+from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
+
+if TYPE_CHECKING:
+    from lossbench.store.read import Sweep
+
+Role = Literal["primary", "evaluation", "guard", "start", "cost"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of `run_metrics`: what it is, in which unit, and what it serves for."""
+
+    name: str
+    label: str
+    doc: str
+    unit: str
+    role: Role
+
+
+def _metrics(*rows: tuple[str, str, str, str, Role]) -> dict[str, Metric]:
+    table = {row[0]: Metric(*row) for row in rows}
+    if len(table) != len(rows):
+        raise ValueError("two metrics share a name")
+    return table
+
+
+METRICS: dict[str, Metric] = _metrics(
+    ("late_length_incorrect", "late incorrect length", "M1: mean length of incorrect completions, late",
+     "tokens", "primary"),
+    ("late_length_mean", "late mean length", "M2: mean length of all completions, late", "tokens", "primary"),
+    ("late_length_correct", "late correct length", "mean length of correct completions, late", "tokens", "primary"),
+    ("late_gap_within_prompt", "late gap within prompt",
+     "M3: mean over late groups with both kinds of (mean incorrect length - mean correct length of the group); each "
+     "group counts once, so the mix of hard and easy prompts cannot make it", "tokens", "primary"),
+    ("token_efficiency", "token efficiency", "M4: sum of rewards per 1,000 generated tokens, over the whole run",
+     "reward per 1,000 tokens", "primary"),
+    ("late_reward", "late reward", "M5: mean reward, late", "reward", "primary"),
+    ("late_accuracy", "late accuracy", "share of correct completions, late", "share", "primary"),
+    ("tokens_to_reward", "tokens to common reward",
+     "M4: tokens generated until the smoothed reward reaches a level that every run of the sweep gets to",
+     "tokens", "primary"),
+    ("length_at_reward", "length at common reward", "M4: smoothed mean length where that reward is reached",
+     "tokens", "primary"),
+    ("length_slope_plateau", "length slope after plateau",
+     "M2: Theil-Sen slope of mean length after the reward plateau (trajectory.plateau_step); descriptive",
+     "tokens per 100 steps", "primary"),
+    ("length_slope_plateau_ols", "length slope (least squares)", "the same slope by least squares, as a check",
+     "tokens per 100 steps", "primary"),
+    ("eval_length_incorrect", "evaluated incorrect length", "M1 on the last evaluation", "tokens", "evaluation"),
+    ("eval_length_mean", "evaluated mean length", "M2 on the last evaluation", "tokens", "evaluation"),
+    ("eval_length_correct", "evaluated correct length", "mean correct length on the last evaluation",
+     "tokens", "evaluation"),
+    ("eval_gap_within_prompt", "evaluated gap within prompt", "M3 on the last evaluation", "tokens", "evaluation"),
+    ("eval_reward", "evaluated reward", "M5 on the last evaluation", "reward", "evaluation"),
+    ("eval_accuracy", "evaluated accuracy", "share of correct completions of the last evaluation",
+     "share", "evaluation"),
+    ("late_truncated_frac", "late truncation", "share of completions cut at the cap, late", "share", "guard"),
+    ("late_truncated_frac_incorrect", "late truncation of incorrect",
+     "share of incorrect completions cut at the cap, late", "share", "guard"),
+    ("late_length_terminated", "late terminated length", "mean length of completions that ended by themselves, late",
+     "tokens", "guard"),
+    ("late_zero_std_frac", "late dead groups", "share of groups whose rewards are all equal, late", "share", "guard"),
+    ("late_entropy", "late entropy", "mean entropy per token, late", "nats", "guard"),
+    ("late_clip_frac", "late clip fraction", "share of tokens with an active clip or cap, late", "share", "guard"),
+    ("late_grad_norm", "late gradient norm", "mean gradient norm before clipping, late", "norm", "guard"),
+    ("late_kl", "late KL", "mean KL to the reference policy per token, late", "nats", "guard"),
+    ("early_reward", "early reward", "mean reward, early", "reward", "start"),
+    ("early_accuracy", "early accuracy", "share of correct completions, early", "share", "start"),
+    ("early_length_mean", "early mean length", "mean length, early", "tokens", "start"),
+    ("early_length_incorrect", "early incorrect length", "mean length of incorrect completions, early",
+     "tokens", "start"),
+    ("early_length_correct", "early correct length", "mean length of correct completions, early", "tokens", "start"),
+    ("early_length_cv", "early length spread", "standard deviation of length over its mean, early", "ratio", "start"),
+    ("early_jensen_gap", "early Jensen gap",
+     "K2: mean(1/L) - 1/mean(L), early; the size of the bias of 1/L weights before training makes it",
+     "1/tokens", "start"),
+    ("early_truncated_frac", "early truncation", "share of completions cut at the cap, early", "share", "start"),
+    ("tokens_total", "tokens generated", "completion tokens of the whole run", "tokens", "cost"),
+    ("wall_s", "wall-clock time", "wall-clock time of the run's steps", "s", "cost"),
+)  # fmt: skip
+"""Every metric, in the order of the columns of `run_metrics`."""
+
+RUN_COLUMNS = ["run_id", "arm", "mode", "seed", "policy", "policy_seed", "status", "complete", "source"]
+"""Columns that lead `run_metrics`; `source` is rollouts, steps (means of logged means) or none."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run reduced.
+
+    - row: its row of `run_metrics` but for the metrics at the common reward
+    - sums: `sums.step_sums` of its completions, one row per step; evals: the same per evaluation
+    - lengths: how often each length occurs: columns late (0 early, 1 late), correct (0, 1), length_tokens, rows
+    - path: its smoothed trajectory
+    """
+
+    run_id: str
+    row: dict[str, Any]
+    sums: Columns
+    evals: Columns
+    lengths: Columns
+    path: Trajectory
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sweep reduced to what analysis and report need.
+
+    `runs` are the planned runs, as in `Sweep.runs`; `metrics` is `run_metrics`; `by_run` has each run's reduction under
+    its run_id; `common_reward` is the reward of `tokens_to_reward` and `length_at_reward`; `problems` names what could
+    not be read; `only_characters` is whether completions have lengths, but none in tokens: no metric is made of those.
+    """
+
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    by_run: dict[str, RunSummary]
+    common_reward: float
+    problems: tuple[str, ...] = ()
+    only_characters: bool = False
+
+
+def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.DataFrame:
+    """One row per run with the columns `RUN_COLUMNS` and `METRICS`."""
+    return summarise(sweep, reward_threshold).metrics
+
+
+def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
+    """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its completed runs."""
+    parts = [reduce_run(run, *tables) for run, tables in _read_ahead(sweep)]
+    complete = [part.path for part in parts if part.row["complete"]]
+    threshold = common_reward(complete) if reward_threshold is None else reward_threshold
+    rows = []
+    for part in parts:
+        tokens, length = part.path.at_reward(threshold) if np.isfinite(threshold) else (np.nan, np.nan)
+        rows.append({**part.row, "tokens_to_reward": tokens, "length_at_reward": length})
+    metrics = pd.DataFrame(rows, columns=[*RUN_COLUMNS, *METRICS])
+    only_characters = sweep.spec.get("length_unit") == "characters" and bool(metrics["late_length_mean"].isna().all())
+    by_run = {part.run_id: part for part in parts}
+    return Summary(sweep.runs, metrics, by_run, threshold, tuple(sweep.problems), only_characters)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a data frame as dictionaries."""
+    return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+
+
+def _read_ahead(sweep: "Sweep") -> Iterator[tuple[dict[str, Any], tuple[Columns, Columns, Columns]]]:
+    """Each run of the sweep with its rollouts, steps and evals; the next run is read while one is worked on."""
+
+    def read(run: dict[str, Any]) -> tuple[Columns, Columns, Columns]:
+        run_id = str(run["run_id"])
+        return (
+            as_columns(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
+            as_columns(sweep.run_table(run_id, "steps")),
+            as_columns(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
+        )
+
+    with ThreadPoolExecutor(1) as reader:
+        runs = records(sweep.runs)
+        coming = [reader.submit(read, run) for run in runs[:1]]
+        for place, run in enumerate(runs):
+            tables = coming.pop().result()
+            coming += [reader.submit(read, after) for after in runs[place + 1 : place + 2]]
+            yield run, tables
+
+
+def reduce_run(run: dict[str, Any], rollouts: Columns, steps: Columns, evals: Columns) -> RunSummary:
+    """Reduce one run's tables (columns as in the schema, of length 0 where a table is absent)."""
+    measured = bool(np.isfinite(rollouts["length_tokens"]).any())
+    source = "rollouts" if measured else "steps" if len(steps["step"]) else "none"
+    sums = add_step_log(sums_from_step_log(steps) if source == "steps" else step_sums(rollouts), steps)
+    planned = _steps_planned(run, sums)
+    path = trajectory(sums, planned)
+    early = pooled(sums, is_early(sums["step"], planned))
+    late = pooled(sums, is_late(sums["step"], planned))
+    eval_sums = step_sums(evals)
+    row = {
+        **{column: run.get(column) for column in RUN_COLUMNS},
+        "complete": run.get("status") == "completed",
+        "source": source,
+        **_windows(early, late),
+        **_whole_run(sums, steps, path, late["reward"]),
+        **_last_evaluation(eval_sums),
+    }
+    return RunSummary(str(run["run_id"]), row, sums, eval_sums, length_counts(rollouts, planned), path)
+
+
+def _steps_planned(run: dict[str, Any], sums: Columns) -> int:
+    planned = run.get("steps_planned")
+    if planned is not None and np.isfinite(planned):
+        return int(planned)
+    return int(sums["step"].max()) if len(sums["step"]) else 0
+
+
+def is_late(step: np.ndarray, steps_planned: int) -> np.ndarray:
+    """Whether steps (numbered from 1) lie in the last fifth of `steps_planned`."""
+    return (steps_planned - step) * 5 < steps_planned
+
+
+def is_early(step: np.ndarray, steps_planned: int) -> np.ndarray:
+    """Whether steps (numbered from 1) lie in the first fifth of `steps_planned`."""
+    return (step - 1) * 5 < steps_planned
+
+
+def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float]:
+    """The metrics that are pooled quantities of the early or the late window."""
+    row = {f"early_{name}": early[name] for name in early if f"early_{name}" in METRICS}
+    row |= {f"late_{name}": late[name] for name in late if f"late_{name}" in METRICS}
+    mean = early["length_mean"]
+    if mean > 0:
+        row["early_length_cv"] = max(0.0, early["length_square_mean"] - mean**2) ** 0.5 / mean
+        row["early_jensen_gap"] = early["inverse_length_mean"] - 1 / mean
+    return row
+
+
+def _whole_run(sums: Columns, steps: Columns, path: Trajectory, late_reward: float) -> dict[str, float]:
+    """Efficiency, slope after the plateau, tokens and time."""
+    slope, slope_ols = slope_after(sums, plateau_step(path, late_reward))
+    rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(np.nansum(sums["tokens"]))
+    wall = steps["wall_s"][~np.isnan(steps["wall_s"])]
+    return {
+        "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if rewarded_tokens else np.nan,
+        "length_slope_plateau": slope,
+        "length_slope_plateau_ols": slope_ols,
+        "tokens_total": tokens if tokens > 0 else np.nan,
+        "wall_s": float(wall.sum()) if wall.size else np.nan,
+    }
+
+
+def _last_evaluation(evals: Columns) -> dict[str, float]:
+    """The evaluation metrics, from the last evaluation after training began."""
+    if not len(evals["step"]) or evals["step"].max() <= 0:
+        return {}
+    last = pooled(evals, evals["step"] == evals["step"].max())
+    return {f"eval_{name}": value for name, value in last.items() if f"eval_{name}" in METRICS}
+
+
+def length_counts(rollouts: Columns, steps_planned: int) -> Columns:
+    """How many early (late 0) and late (late 1) completions of one run, correct or not, have which length."""
+    known = ~(np.isnan(rollouts["length_tokens"]) | np.isnan(rollouts["correct"]) | np.isnan(rollouts["step"]))
+    rows = select(rollouts, known)
+    parts = []
+    for late, inside in ((0, is_early), (1, is_late)):
+        for correct in (0, 1):
+            mask = inside(rows["step"], steps_planned) & (rows["correct"] == correct)
+            lengths, counts = np.unique(rows["length_tokens"][mask], return_counts=True)
+            flags = np.full((2, len(lengths)), [[late], [correct]])
+            parts.append(np.vstack([flags, lengths, counts]))
+    return dict(zip(("late", "correct", "length_tokens", "rows"), np.hstack(parts), strict=True))

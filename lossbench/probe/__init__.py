@@ -1,0 +1,1 @@
+"""The probe: length bias of every mode by gradients on frozen rollouts."""

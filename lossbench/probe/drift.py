@@ -1,0 +1,277 @@
+"""From the projections of a probe to the drift of length per mode.
+
+On-policy the gradient of every clip-type surrogate is sum_i w_i A_i grad log pi(o_i), so a mode's predicted change of
+a length, per unit of step, is sum_i w_i A_i s_i over the completions' projections s_i on that length's gradient. Part
+of it is legitimate and shared by all modes: where reward and length go together, learning moves the length. What the
+row weights add is the difference from `seq-mean-token-sum` under the same advantages, once the two are of one size:
+either of equal mean row weight, so that the shared part cancels, or of equal gradient norm, which is what an optimizer
+that normalises sees. The factor is one number per mode for the whole probe: per batch it would hide token-mean's bias.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from scipy import stats as scipy_stats
+
+from lossbench.loss.advantages import advantages
+from lossbench.loss.aggregations import window_weights
+from lossbench.loss.modes import Mode, make_mode
+from lossbench.probe.projections import Projections, Window, projections_of, read_projections
+from lossbench.stats import t_interval
+
+__all__ = [
+    "BASELINE", "LENGTHS", "MATCHES", "Drift", "DriftTable", "Match", "ModeSums", "PairDrift", "Projections", "Window",
+    "matched_difference", "mode_sums", "projections_of", "read_projections", "row_advantages", "row_weights",
+    "summarise",
+]  # fmt: skip
+
+Match = Literal["row-weight", "gradient-norm"]
+MATCHES: tuple[Match, ...] = get_args(Match)
+BASELINE = "seq-mean-token-sum"
+LENGTHS = ("incorrect", "correct", "all")
+_ZERO = 1e-9
+
+
+@dataclass(frozen=True)
+class ModeSums:
+    """What a mode's gradient is in each window: arrays (W,).
+
+    `sizes_W` mean row weight sum_i w_i / N; `along` maps (metric, direction of length) to sum_i w_i A_i s_i (NaN where
+    there is no such direction); `norms` maps a metric to the squared gradient norm, estimated by random directions.
+    """
+
+    mode: Mode
+    sizes_W: np.ndarray
+    along: dict[tuple[str, str], np.ndarray]
+    norms: dict[str, np.ndarray]
+
+
+def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = None) -> ModeSums:
+    """The weighted sums of one mode over every window; `micro_batch_rows` cuts windows for micro-token-mean."""
+    sizes, pulls = [], []
+    for window in probe.windows:
+        weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
+        sizes.append(weights_N.mean())
+        pulls.append(weights_N * row_advantages(window, mode))
+    along = {
+        (metric, name): np.array([_dot(w, pull, metric, name) for w, pull in zip(probe.windows, pulls, strict=True)])
+        for metric in probe.metrics
+        for name in LENGTHS
+    }
+    norms = {
+        metric: np.array([_squared_norm(w, pull, metric) for w, pull in zip(probe.windows, pulls, strict=True)])
+        for metric in probe.metrics
+    }
+    return ModeSums(mode, np.array(sizes), along, norms)
+
+
+def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
+    """The weights (N,) that a mode gives the completions of a window."""
+    lengths_N = torch.from_numpy(window.lengths_N)
+    micro_N = None if micro_batch_rows is None else torch.arange(len(lengths_N)) // micro_batch_rows
+    groups_N = torch.from_numpy(window.groups_N)
+    return window_weights(mode.aggregation, lengths_N, groups_N, horizon=horizon, micro_ids_N=micro_N).numpy()
+
+
+def row_advantages(window: Window, mode: Mode) -> np.ndarray:
+    """The advantages (N,) of the completions of a window under a mode's scale_rewards."""
+    rewards_N, groups_N = torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N)
+    scale: str = mode.scale_rewards
+    return advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
+
+
+def _dot(window: Window, pull_N: np.ndarray, metric: str, direction: str) -> float:
+    projection_N = window.projections.get((metric, direction))
+    return float("nan") if projection_N is None else float(pull_N @ projection_N)
+
+
+def _squared_norm(window: Window, pull_N: np.ndarray, metric: str) -> float:
+    found = [s for (m, name), s in window.projections.items() if m == metric and name.startswith("random")]
+    return float(np.mean([(pull_N @ s) ** 2 for s in found])) if found else float("nan")
+
+
+def matched_difference(
+    mode: np.ndarray, baseline: np.ndarray, mode_size: np.ndarray, baseline_size: np.ndarray, power: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(scale, values): values (..., P) whose mean is scale x mean(mode) - mean(baseline), with
+    scale = (mean(baseline_size) / mean(mode_size)) ** power over the last axis.
+
+    The values are each pair's difference plus its influence on the scale (delta method), so that a t interval of them
+    counts the scale's own error.
+    """  # fmt: skip
+    of_mode, of_baseline = mode_size.mean(-1, keepdims=True), baseline_size.mean(-1, keepdims=True)
+    scale = (of_baseline / of_mode) ** power
+    influence = power * (baseline_size / of_baseline - mode_size / of_mode)
+    return scale[..., 0], scale * mode - baseline + scale * mode.mean(-1, keepdims=True) * influence
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Predicted change of one length, in tokens per unit of step, that a mode's weights add. None: see `note`.
+
+    `drift` is the difference from the baseline, `low` and `high` its 95 % t interval over `pairs`, `median` and
+    `sign_p` (two-sided sign test) its robust company. `raw` is the mode's whole drift at the matched size, the shared
+    term of reward and length included, with `raw_low` and `raw_high`. `scale` is the factor that matches the sizes.
+    The unit of step is the learning rate at the baseline's own size (`plain`), or Adam's learning rate (`adam`).
+    """
+
+    mode: str
+    direction: str
+    metric: str
+    match: Match
+    drift: float | None
+    low: float | None
+    high: float | None
+    t: float | None
+    median: float | None
+    sign_p: float | None
+    pairs: int
+    raw: float | None
+    raw_low: float | None
+    raw_high: float | None
+    scale: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class PairDrift:
+    """The numbers behind one `Drift`: per pair (P,) the matched difference and the matched raw drift."""
+
+    values_P: np.ndarray
+    raw_P: np.ndarray
+    scale: float
+    is_baseline: bool
+
+
+class DriftTable:
+    """Drifts of modes from one probe; sums per mode are computed once."""
+
+    def __init__(self, probe: Projections, micro_batch_rows: int | None = None) -> None:
+        self.probe, self.micro_batch_rows = probe, micro_batch_rows
+        self._sums: dict[str, ModeSums] = {}
+        pairs = np.array([window.pair for window in probe.windows])
+        self._windows_of_pair = [np.flatnonzero(pairs == pair) for pair in np.unique(pairs)]
+
+    def sums(self, mode: Mode) -> ModeSums:
+        """The mode's sums; all surrogates share them on-policy."""
+        key = f"{mode.agg_mode}/{mode.scale_rewards}"
+        if key not in self._sums:
+            self._sums[key] = mode_sums(self.probe, mode, self.micro_batch_rows)
+        return self._sums[key]
+
+    def per_pair(self, mode: Mode, direction: str, metric: str, match: Match) -> PairDrift:
+        """The matched difference of each pair that has the direction. Raises KeyError for a metric not probed."""
+        own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.scale_rewards))
+        sizes = (own.sizes_W, base.sizes_W) if match == "row-weight" else (own.norms[metric], base.norms[metric])
+        columns = [own.along[metric, direction], base.along[metric, direction], *sizes]
+        told = ~np.isnan(columns[0])
+        per_pair = [
+            [float(column[windows][told[windows]].mean()) for column in columns]
+            for windows in self._windows_of_pair
+            if told[windows].any()
+        ]
+        mode_P, base_P, mode_size_P, base_size_P = np.array(per_pair).reshape(-1, 4).T
+        if not len(mode_P) or not mode_size_P.mean() > 0:
+            # No pair, or weights or gradients that all vanish: then there is no scale, and no drift either.
+            return PairDrift(np.zeros_like(mode_P), np.zeros_like(mode_P), float("nan"), True)
+        scale, values_P = matched_difference(
+            mode_P, base_P, mode_size_P, base_size_P, 1.0 if match == "row-weight" else 0.5
+        )
+        same = float(np.abs(values_P).max()) <= _ZERO * float(np.abs(base_P).max(initial=0))
+        return PairDrift(np.zeros_like(values_P) if same else values_P, scale * mode_P, float(scale), same)
+
+    def unit(self, scale_rewards: str, metric: str = "adam") -> float:
+        """Size of the baseline's gradient without std over its size under `scale_rewards`, in the metric.
+
+        An optimizer that normalises by its own gradients takes a step of one size whatever advantages are divided by;
+        the second moments of the metric are those without std, so this brings drifts of all scales to one unit.
+        """
+        norms = [
+            self.sums(make_mode("grpo", BASELINE, scale)).norms[metric].mean() for scale in ("none", scale_rewards)
+        ]
+        return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
+
+    def adam_step(self, scale_rewards: str, rows_per_step: int) -> float:
+        """How far a step of Adam over `rows_per_step` rows goes, in steps of the probe's adam metric.
+
+        Its second moments are mostly noise and so fall with the batch: a step is sqrt(rows_per_step / rows of the
+        probe) of the probe's, in the unit that all scales share.
+        """
+        own_rows = np.mean([len(window.lengths_N) for window in self.probe.windows])
+        return self.unit(scale_rewards) * float((rows_per_step / own_rows) ** 0.5)
+
+    def drift(self, mode: Mode, direction: str, metric: str, match: Match) -> Drift:
+        """One row of the table."""
+        found = self.per_pair(mode, direction, metric, match)
+        mean, low, high, t, median, sign_p = summarise(found.values_P)
+        raw = t_interval(found.raw_P)
+        return Drift(
+            mode=mode.name, direction=direction, metric=metric, match=match, drift=mean, low=low, high=high, t=t,
+            median=median, sign_p=sign_p, pairs=len(found.values_P), raw=_known(raw.estimate), raw_low=_known(raw.low),
+            raw_high=_known(raw.high), scale=_known(found.scale), note=self._note(found, direction),
+        )  # fmt: skip
+
+    def rows(
+        self, modes: Iterable[Mode], metrics: Sequence[str] | None = None, matches: Sequence[Match] = MATCHES,
+        directions: Sequence[str] = LENGTHS,
+    ) -> list[Drift]:  # fmt: skip
+        """A row per mode, direction, metric and match."""
+        return [
+            self.drift(mode, direction, metric, match)
+            for mode in modes
+            for direction in directions
+            for metric in (metrics or self.probe.metrics)
+            for match in matches
+        ]
+
+    def _note(self, found: PairDrift, direction: str) -> str:
+        if not len(found.values_P):
+            if direction != "all" and not _members(self.probe, direction):
+                return f"no {direction} completions"
+            if direction != "all" and _members(self.probe, direction) < len(self.probe.windows):
+                return f"too few {direction} completions: a batch needs 2"
+            return "no batch has this direction"
+        if not np.any(found.raw_P):
+            return "no group has rewards that differ: the gradient is 0"
+        if found.is_baseline:
+            return f"weights proportional to {BASELINE}'s: no difference by construction"
+        if len(found.values_P) < 2:
+            return "one pair: no interval"
+        missing = len(self._windows_of_pair) - len(found.values_P)
+        return f"pairs without two {direction} completions in a batch: {missing}" if missing else ""
+
+
+def _members(probe: Projections, direction: str) -> int:
+    correct = probe.pool("correct_N")
+    return int((correct if direction == "correct" else ~correct).sum())
+
+
+class Summary(NamedTuple):
+    """Mean with its 95 % t interval, t, median and two-sided sign-test p; None where one is not defined."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    t: float | None
+    median: float | None
+    sign_p: float | None
+
+
+def summarise(values_P: np.ndarray) -> Summary:
+    """The summary of one value per pair (P,)."""
+    if not len(values_P):
+        return Summary(None, None, None, None, None, None)
+    interval = t_interval(values_P)
+    spread = float(values_P.std(ddof=1)) if len(values_P) > 1 else 0.0
+    t = interval.estimate / (spread / len(values_P) ** 0.5) if spread > 0 else None
+    above, below = int((values_P > 0).sum()), int((values_P < 0).sum())
+    sign_p = float(scipy_stats.binomtest(above, above + below).pvalue) if above + below else None
+    median = float(np.median(values_P))
+    return Summary(_known(interval.estimate), _known(interval.low), _known(interval.high), t, median, sign_p)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)

@@ -1,0 +1,1 @@
+"""Sampling completions: decoders, random streams, batches of like length."""

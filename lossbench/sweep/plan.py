@@ -1,0 +1,108 @@
+"""From a recipe to its runs: a pure function, seed-major, so that a stopped sweep is balanced."""
+
+from lossbench.errors import UsageError
+from lossbench.sweep.recipe import Arm, Recipe
+from lossbench.training.run_spec import ModeSpec, RunSpec, Settings
+
+
+def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
+    """All runs of the recipe, each arm of the first seed before any arm of the second.
+
+    Raises UsageError for unknown modes, an arm named twice, or settings that do not fit each other.
+    """
+    arms = recipe_arms(recipe)
+    for name, mode, arm in arms:
+        _check_settings(recipe, name, mode, arm, processes)
+    return [_run(recipe, name, mode, arm, seed, processes) for seed in recipe.seeds for name, mode, arm in arms]
+
+
+def recipe_arms(recipe: Recipe) -> list[tuple[str, ModeSpec, Arm]]:
+    """(arm's name, mode, arm) of the recipe. Raises UsageError for an unknown mode or an arm named twice."""
+    arms = [Arm(mode=mode.name) for mode in _modes(recipe)] + recipe.arms
+    if not arms:
+        raise UsageError("the recipe has no modes: give modes, loss_types and agg_modes, or arms")
+    named: dict[str, tuple[str, ModeSpec, Arm]] = {}
+    for arm in arms:
+        mode = parse(arm.mode)
+        label = arm.label or arm.policy
+        name = f"{mode.name}[{label}]" if label else mode.name
+        if arm.set and not label:
+            raise UsageError(f"arm '{name}' changes settings: give it a label")
+        if name in named:
+            raise UsageError(f"arm '{name}' is given twice: arms need different modes or labels")
+        named[name] = (name, mode, arm)
+    return list(named.values())
+
+
+def parse(text: str) -> ModeSpec:
+    """A mode in any spelling. Raises UsageError with the valid forms."""
+    from lossbench.loss.modes import parse_mode
+
+    try:
+        mode = parse_mode(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return _spec(mode)
+
+
+def _spec(mode) -> ModeSpec:
+    return ModeSpec(name=mode.name, loss_type=mode.loss_type, agg_mode=mode.agg_mode, scale_rewards=mode.scale_rewards)
+
+
+def _modes(recipe: Recipe) -> list[ModeSpec]:
+    from lossbench.loss.modes import grid_modes, parse_modes
+
+    try:
+        if recipe.modes is not None:
+            return [_spec(mode) for mode in parse_modes(",".join(recipe.modes))]
+        if recipe.loss_types or recipe.agg_modes or recipe.scale_rewards:
+            grid = grid_modes(recipe.loss_types, recipe.agg_modes, recipe.scale_rewards)
+            return [_spec(mode) for mode in grid]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return []
+
+
+def _run(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, seed: int, processes: int) -> RunSpec:
+    from lossbench.policies import BUILT_IN
+
+    policy = arm.policy or recipe.policy
+    return RunSpec(
+        arm=name,
+        mode=mode,
+        seed=seed,
+        policy=policy,
+        policy_seed=recipe.policy_seed(seed) if policy in BUILT_IN else None,
+        settings=recipe.settings(arm.set),
+        processes=processes,
+    )
+
+
+def _check_settings(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, processes: int) -> None:
+    from pydantic import ValidationError
+
+    from lossbench.sweep.recipe import describe
+
+    try:
+        settings = recipe.settings(arm.set)
+    except ValidationError as error:
+        raise UsageError(f"arm '{name}': {describe(error, Settings)}") from None
+    if settings.rows_per_generation() % settings.num_generations:
+        raise UsageError(
+            f"arm '{name}': {settings.rows_per_generation()} completions per generation are not whole "
+            f"groups of num_generations {settings.num_generations}"
+        )
+    _check_processes(name, mode, settings, processes)
+
+
+def _check_processes(name: str, mode: ModeSpec, settings: Settings, processes: int) -> None:
+    """The window is the recipe's: refuse processes that would change it."""
+    if settings.per_device_train_batch_size % processes:
+        raise UsageError(
+            f"--nproc-per-run {processes} does not divide a micro-batch of {settings.per_device_train_batch_size} rows"
+        )
+    if processes > 1 and mode.agg_mode == "micro-token-mean":
+        raise UsageError(
+            f"arm '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
+            "experiment: run it with --nproc-per-run 1"
+        )

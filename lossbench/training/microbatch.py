@@ -1,0 +1,56 @@
+"""A micro-batch as the loss needs it: its loss mask, facts about its rows, and pieces without shared padding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lossbench.sampling.length_chunks import length_chunks
+
+_PROMPT_TENSORS = ("prompt_ids", "prompt_mask")
+_COMPLETION_TENSORS = (
+    "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
+    "importance_sampling_ratio",
+)  # fmt: skip
+_ROW_TENSORS = ("advantages",)
+
+
+def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
+    """Tokens that count in the loss (B, T): the completion's, less those that a tool wrote."""
+    mask_BT = batch["completion_mask"]
+    return mask_BT * batch["tool_mask"] if "tool_mask" in batch else mask_BT
+
+
+def row_facts(chunks: list[dict[str, Tensor]]) -> Tensor:
+    """Loss tokens, group and row number of each row of C micro-batches, int64 (C, B, 3)."""
+    facts = [torch.stack([loss_mask(c).sum(-1), c["group_ids"], c["row_ids"]], dim=-1) for c in chunks]
+    return torch.stack(facts).long()
+
+
+def whole(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """The micro-batch as one piece, padding and all."""
+    rows = torch.arange(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
+    return [(rows, _cut(inputs, rows, 0, inputs["completion_ids"].shape[1]))]
+
+
+def by_length(inputs: Mapping[str, Any], cut_prompts: bool) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """(row numbers, tensors) of pieces of like length, each without the padding that all its rows share.
+
+    `cut_prompts` must be off for a model of absolute positions, which reads them off the padded prompt.
+    """
+    lengths_B, prompts_B = inputs["completion_mask"].sum(-1), inputs["prompt_mask"].sum(-1)
+    pieces = []
+    for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
+        rows = rows.to(lengths_B.device)
+        width = max(int(lengths_B[rows].max()), 1)
+        padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max()) if cut_prompts else 0
+        pieces.append((rows, _cut(inputs, rows, padding, width)))
+    return pieces
+
+
+def _cut(inputs: Mapping[str, Any], rows: Tensor, left: int, width: int) -> dict[str, Tensor]:
+    """Rows `rows`, prompts without their first `left` positions, completions up to `width`."""
+    piece = {name: inputs[name][rows][:, left:] for name in _PROMPT_TENSORS}
+    piece |= {name: inputs[name][rows][:, :width] for name in _COMPLETION_TENSORS if name in inputs}
+    return piece | {name: inputs[name][rows] for name in _ROW_TENSORS}

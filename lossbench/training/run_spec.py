@@ -1,0 +1,150 @@
+"""`RunSpec`: everything that decides one run, as plain data. Its hash names the run's folder."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from lossbench.errors import unknown
+
+Sampler = Literal["lossbench", "generate", "vllm"]
+Scheduler = Literal["constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"]
+OnStep = Callable[[int, float | None, float | None], None]
+"""Called after each step with its number, mean reward and mean length."""
+
+LOGGERS = ("tensorboard", "wandb", "trackio")
+
+
+class Settings(BaseModel):
+    """The training settings that all runs of a sweep share; names and meanings are TRL's unless a comment says more."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    task: str = "selfcheck"
+    task_params: dict[str, Any] = Field(default_factory=dict)
+
+    steps: int = Field(200, ge=1)
+    num_generations: int = Field(8, ge=2)
+    per_device_train_batch_size: int = Field(64, ge=1)  # of all processes of a run together: it is the experiment's
+    gradient_accumulation_steps: int = Field(1, ge=1)
+    steps_per_generation: int | None = Field(None, ge=1)  # micro-batches per generation; default: one optimizer step's
+    num_iterations: int = Field(1, ge=1)
+    max_completion_length: int = Field(128, ge=1)
+
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    sampler: Sampler = "lossbench"
+    mask_truncated_completions: bool = False
+
+    learning_rate: float = Field(1e-4, gt=0)
+    lr_scheduler_type: Scheduler = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.99, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, ge=0)  # 0: no clipping
+    beta: float = Field(0.0, ge=0)  # weight of the KL term
+
+    epsilon_low: float = Field(0.2, ge=0)
+    epsilon_high: float = Field(0.2, ge=0)
+    delta: float | None = Field(None, gt=0)
+    cispo_cap: float = Field(5.0, gt=0)  # TRL's epsilon_high for loss_type "cispo": the cap itself
+    sapo_tau_pos: float = Field(1.0, gt=0)
+    sapo_tau_neg: float = Field(1.05, gt=0)
+    importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "token"
+    loss_scale_factor: float | None = Field(None, gt=0)  # the constant H in tokens; default: max_completion_length
+    match_scale: bool = False  # every mode's row weights add up to 1/H in each step
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lora: dict[str, Any] | None = None
+    gradient_checkpointing: bool = False
+    trust_remote_code: bool = False
+
+    eval_every: int | None = Field(None, ge=1)  # steps; the first and last policy are always evaluated
+    eval_samples: int = Field(4, ge=0)  # completions per evaluation prompt; 0: no evaluation
+    eval_greedy: bool = False
+    text: bool = True  # keep prompts and completions in the tables
+    checkpoint_every: int | None = Field(None, ge=1)  # steps
+    probe_every: int | None = Field(None, ge=1)  # steps
+    report_to: list[str] = Field(default_factory=list)  # some of LOGGERS
+
+    @field_validator("report_to")
+    @classmethod
+    def _check_loggers(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in LOGGERS:
+                raise ValueError(unknown("logger", name, LOGGERS))
+        return names
+
+    @field_validator("probe_every")
+    @classmethod
+    def _check_sampling(cls, every: int | None, others: ValidationInfo) -> int | None:
+        """A probe's gradients are those of the policy's own distribution."""
+        if every is not None and (others.data.get("top_p", 1) < 1 or others.data.get("top_k", 0) > 0):
+            raise ValueError(
+                "a probe needs completions of the policy's own distribution: valid with top_p 1 and top_k 0"
+            )
+        return every
+
+    @property
+    def micro_batches_per_generation(self) -> int:
+        """TRL's steps_per_generation, resolved."""
+        return self.steps_per_generation or self.gradient_accumulation_steps
+
+    def rows_per_generation(self) -> int:
+        """Completions of one sampling round, of all processes."""
+        return self.per_device_train_batch_size * self.micro_batches_per_generation
+
+    def prompts_per_generation(self) -> int:
+        """Prompt groups of one sampling round."""
+        return self.rows_per_generation() // self.num_generations
+
+    def generations(self) -> int:
+        """Sampling rounds that `steps` optimizer steps need."""
+        reuse = self.micro_batches_per_generation * self.num_iterations
+        return -(-self.steps * self.gradient_accumulation_steps // reuse)
+
+
+class ModeSpec(BaseModel):
+    """A mode's stored name and its triple."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    loss_type: str
+    agg_mode: str
+    scale_rewards: str
+
+
+class RunSpec(BaseModel):
+    """One run: a mode, a seed, the policy it starts from, and the shared settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arm: str
+    mode: ModeSpec
+    seed: int
+    policy: str  # a built-in policy's name or a model reference
+    policy_seed: int | None  # of the warm start; null where the policy is a model reference
+    settings: Settings
+    processes: int = 1  # that share the run; each takes its part of every micro-batch
+
+    @property
+    def run_id(self) -> str:
+        """The run's folder: mode, seed and a hash over all that decides the run."""
+        mode = self.mode.name.replace("@", ".").replace("/", "-").replace(":", "-")
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return f"{mode}-s{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def labels(self) -> dict[str, Any]:
+        """The columns that every row of the run's tables carries."""
+        mode = self.mode
+        return {
+            "run_id": self.run_id, "mode": mode.name, "loss_type": mode.loss_type, "agg_mode": mode.agg_mode,
+            "scale_rewards": mode.scale_rewards, "seed": self.seed,
+        }  # fmt: skip

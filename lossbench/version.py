@@ -1,0 +1,3 @@
+"""The version of lossbench, which files carry."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,286 @@
+"""Reports from made sweeps: the files, the numbers in them, what is missing, what is untrusted."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.made_sweeps import Plan, constant_sweep, make_sweep, run_labels, sweep_spec
+
+from lossbench.errors import UsageError
+from lossbench.report.data import ReportData, gather
+from lossbench.report.document import Document
+from lossbench.report.figures import FIGURES
+from lossbench.report.finding import find
+from lossbench.report.html import render_html
+from lossbench.report.markdown import render_markdown
+from lossbench.report.sections import make_document
+from lossbench.report.summary import summary_csv
+from lossbench.report.write import Report, make_report
+from lossbench.store.read import load
+from lossbench.store.write import write_json, write_table
+
+FAMILY = ("C1", "C2", "C4", "C5", "C6")
+ALERT = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sweep(tmp_path_factory.mktemp("sweep") / "three", Plan(seeds=7, steps=20, claims=["C1", "C2", "C9"]))
+
+
+@pytest.fixture(scope="module")
+def made(sweep: Path) -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DISPLAY", raising=False)
+        patch.setenv("MPLBACKEND", "TkAgg")
+        return make_report(sweep)
+
+
+def documented(data: ReportData, folder: Path) -> Document:
+    return make_document(data, {}, folder)
+
+
+def sentence(folder: Path) -> str:
+    return find(gather(load(folder))).sentence
+
+
+def test_all_files_are_there(made: Report) -> None:
+    assert made.complete
+    for name in ("index.html", "report.md", "summary.csv", "summary.json"):
+        assert (made.folder / name).stat().st_size > 500, name
+    drawn = {path.stem for path in (made.folder / "figures").glob("*.png")}
+    assert drawn == set(FIGURES) - {"drift", "dose_response", "trained_drift"}  # there is no probe
+    for name in drawn:
+        assert (made.folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (made.folder / "figures" / f"{name}.svg").read_text()[:2000]
+
+
+def test_the_page_is_one_file_without_script(made: Report) -> None:
+    page = (made.folder / "index.html").read_text()
+    assert len(page) < 5_000_000
+    assert "<script" not in page
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page)
+    assert page.count("<img ") == len(list((made.folder / "figures").glob("*.png")))
+    assert page.count("<img ") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', page))
+
+
+def test_every_section_is_linked_and_titled(made: Report) -> None:
+    page = (made.folder / "index.html").read_text()
+    ids = re.findall(r'<section id="([a-z]+)"', page)
+    assert ids == re.findall(r'<li><a href="#([a-z]+)"', page)
+    assert ids == [
+        "verdicts",
+        "arms",
+        "training",
+        "lengths",
+        "matched",
+        "pairs",
+        "mechanism",
+        "warnings",
+        "samples",
+        "reproduce",
+    ]
+
+
+def test_markdown_links_the_figures_that_are_there(made: Report) -> None:
+    links = re.findall(r"\]\((figures/[^)]+)\)", (made.folder / "report.md").read_text())
+    assert len(links) == len(list((made.folder / "figures").glob("*.png")))
+    assert all((made.folder / link).is_file() for link in links)
+
+
+def test_the_same_sweep_gives_the_same_bytes(made: Report, sweep: Path, tmp_path: Path) -> None:
+    first, second = made.folder, make_report(sweep, out=tmp_path / "again").folder
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert len(files) > 15
+    for name in files:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+def test_summary_holds_finding_verdicts_and_no_nan(made: Report) -> None:
+    def refuse(token: str) -> float:
+        raise AssertionError(token)
+
+    summary = json.loads((made.folder / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["complete"] is True
+    assert summary["finding"].startswith("grpo's incorrect completions end ")
+    assert {verdict["claim"]: verdict["status"] for verdict in summary["verdicts"]}["C9"] == "not tested"
+    assert [arm["completed"] for arm in summary["arms"]] == [7, 7, 7]
+    assert {row["basis"] for row in summary["matched"]} == {"step", "tokens", "reward"}
+
+
+def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
+    # grpo 40, 44, dr_grpo 20, 22: means 42 and 21, differences -20 and -22, mean -21;
+    # t interval -21 ± 12.706 x sqrt(2)/sqrt(2) = -21 ± 12.706; ratio exactly 1/2 in both pairs.
+    folder = constant_sweep(tmp_path, {"grpo": [40, 44], "dr_grpo": [20, 22]})
+    data = gather(load(folder))
+    rows = {(row["arm"], row["metric"]): row for row in csv.DictReader(io.StringIO(summary_csv(data)))}
+    row = rows["dr_grpo", "late_length_incorrect"]
+    assert (float(row["mean"]), float(row["difference"]), row["n"], row["reference"]) == (21, -21, "2", "grpo")
+    assert float(row["ci_low"]) == pytest.approx(-33.706, abs=1e-3)
+    assert float(row["ci_high"]) == pytest.approx(-8.294, abs=1e-3)
+    assert float(row["ratio"]) == pytest.approx(0.5)
+    assert rows["grpo", "late_length_incorrect"]["difference"] == ""
+    assert find(data).sentence == (
+        "In 2 pairs of runs grpo's incorrect completions end 2.00× as long as dr_grpo's: 42.0 against 21.0 tokens "
+        "(difference +21.0, 95 % interval +8.3 to +33.7, n = 2 paired seeds, p = 0.5): too few to tell from chance, as "
+        "the smallest attainable p is 0.5."
+    )
+
+
+def test_a_finding_has_size_interval_and_n(tmp_path: Path) -> None:
+    folder = constant_sweep(tmp_path, {"grpo": [40, 41, 42, 43, 44, 45], "dr_grpo": [20, 21, 22, 23, 24, 25]})
+    assert sentence(folder).startswith(
+        "grpo's incorrect completions end 1.89× as long as dr_grpo's: 42.5 against 22.5 tokens"
+    )
+    assert "difference +20.0, 95 % interval +20.0 to +20.0, n = 6 paired seeds from 2 policies, p = 0.031" in sentence(
+        folder
+    )
+
+
+def test_what_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
+    mixed = constant_sweep(tmp_path / "a", {"grpo": [20, 21, 22, 23, 24, 25], "dr_grpo": [21, 20, 23, 22, 25, 24]})
+    assert "dr_grpo and grpo are not distinguishable in length of incorrect completions" in sentence(mixed)
+    same = constant_sweep(tmp_path / "b", {"grpo": [20, 21], "dr_grpo": [20, 21]})
+    assert "no difference" in sentence(same)
+    assert "identical in all 2 pairs" in sentence(same)
+
+
+def test_what_cannot_be_tested_says_why(tmp_path: Path) -> None:
+    single = constant_sweep(tmp_path / "a", {"grpo": [40], "dr_grpo": [20]})
+    assert "cannot be tested because there is only one pair of runs" in sentence(single)
+    alone = constant_sweep(tmp_path / "b", {"grpo": [40, 41]})
+    assert sentence(alone) == "Nothing can be compared: grpo is the only arm of this sweep."
+    running = constant_sweep(tmp_path / "c", {"grpo": [40], "dr_grpo": [20]}, status="running")
+    assert "no run of dr_grpo and grpo is completed" in sentence(running)
+
+
+def test_without_incorrect_completions_the_mean_length_speaks(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, Plan(("grpo", "dr_grpo"), 2, 5, accuracy=1.1))
+    data = gather(load(folder))
+    assert find(data).metric == "late_length_mean"
+    assert "no late completion is incorrect" in render_markdown(documented(data, tmp_path))
+
+
+def test_completions_are_shown_as_text(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, Plan(("grpo", "dr_grpo"), 1, 5))
+    run_id, labels = run_labels("grpo", 0)
+    names = ("mode", "loss_type", "agg_mode", "scale_rewards", "seed")
+    rows = [
+        {"run_id": run_id, **{name: labels[name] for name in names}, "step": step, "generation": step, "group": 0,
+         "sample": 0, "length_tokens": 9, "terminated": True, "reward": 0.0, "correct": False,
+         "prompt": "![x](http://evil) `q", "completion": f"```\n{ALERT}\n</pre></details>\x1b[2J"}
+        for step in range(1, 6)
+    ]  # fmt: skip
+    write_table(folder / "runs" / run_id / "rollouts.parquet", "rollouts", rows)
+    document = documented(gather(load(folder)), tmp_path)
+    page, text = render_html(document), render_markdown(document)
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;/pre&gt;&lt;/details&gt;\ufffd[2J" in page
+    fences = re.findall(r"^(`{3,})text$", text, re.MULTILINE)
+    assert "````" in fences
+    inside = re.search(r"^````text\n(.*?)\n````$", text, re.MULTILINE | re.DOTALL)
+    assert inside is not None
+    assert ALERT in inside[1]
+    assert ALERT not in text.replace(inside[0], "").split("<summary>grpo")[0]
+
+
+def test_hostile_names_are_shown_as_text(tmp_path: Path) -> None:
+    folder = constant_sweep(tmp_path, {"grpo": [40, 41], "dr_grpo": [20, 21]})
+    spec = json.loads((folder / "sweep.json").read_text())
+    spec["name"], spec["command"] = ALERT, f"lossbench sweep '{ALERT}' ```"
+    for run in spec["runs"].values():
+        run["arm"] = run["arm"].replace("dr_grpo", f"dr_grpo[<b>|{ALERT}]")
+    write_json(folder / "sweep.json", spec)
+    document = documented(gather(load(folder)), tmp_path)
+    assert ALERT not in render_html(document)
+    assert r"\<script\>alert(1)\</script\>" in render_markdown(document)
+    assert r"\<b\>\|" in render_markdown(document)
+
+
+def test_samples_are_shortest_median_longest_of_each_kind(sweep: Path) -> None:
+    data = gather(load(sweep))
+    document = documented(data, sweep)
+    samples = [
+        block
+        for section in document.sections
+        if section.id == "samples"
+        for block in section.blocks
+        if block.kind == "samples"
+    ]
+    assert [block.title for block in samples] == ["grpo, seed 0", "dr_grpo, seed 0", "dapo, seed 0"]
+    rows = load(sweep).rollouts.query("run_id == 'grpo-s0' and step > 16 and correct == False")
+    lengths = np.sort(rows["length_tokens"])
+    wanted = (lengths[0], lengths[len(lengths) // 2], lengths[-1])
+    late = [item for item in samples[0].items if item.label.startswith("late, incorrect")]
+    assert [item.label.rsplit(" ", 1)[1] for item in late] == ["shortest", "median", "longest"]
+    assert [int(item.facts.split()[0]) for item in late] == list(wanted)
+    assert all(item.prompt == "3+4=" and item.completion.startswith("70") for item in late)
+
+
+def test_missing_and_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, Plan(("grpo", "dr_grpo"), 3, 5, text=False))
+    (folder / "runs" / "grpo-s0" / "rollouts.parquet").write_bytes(b"PAR1" + b"\0" * 100)
+    (folder / "runs" / "dr_grpo-s1" / "steps.parquet").write_bytes(b"")
+    reason = {"status": "failed", "reason": "ValueError: boom"}
+    write_json(folder / "runs" / "dr_grpo-s2" / "run.json", reason)
+    (folder / "runs" / "grpo-s2" / "run.json").unlink()
+    data = gather(load(folder))
+    document = documented(data, folder)
+    assert not data.complete
+    assert document.incomplete == (
+        "This report is incomplete: 2 of 6 planned runs not completed; 2 files could not be read."
+    )
+    text = render_markdown(document)
+    assert "runs/grpo-s0/rollouts.parquet: damaged" in text
+    assert "steps.parquet: damaged" in text
+    assert "ValueError: boom" in text
+    assert str(tmp_path) not in text.split("## What is missing")[1]
+    assert "dr\\_grpo-s2" in text
+    assert {arm.name: (arm.completed, arm.planned) for arm in data.arms} == {"grpo": (2, 3), "dr_grpo": (2, 3)}
+
+
+def test_a_sweep_that_has_only_begun_is_reported(tmp_path: Path) -> None:
+    runs = dict(run_labels(arm, 0) for arm in ("grpo", "dr_grpo"))
+    write_json(tmp_path / "sweep.json", sweep_spec(Plan(claims=FAMILY), runs))
+    made = make_report(tmp_path)
+    assert not made.complete
+    assert {verdict.status for verdict in made.data.verdicts} == {"not tested"}
+    assert [path.stem for path in (made.folder / "figures").glob("*.png")] == ["weights"]
+
+
+def test_folders_that_are_no_sweep_and_unknown_baselines_are_refused(tmp_path: Path, sweep: Path) -> None:
+    with pytest.raises(UsageError, match=r"is not a sweep: it has no sweep\.json"):
+        make_report(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"runs": []}')
+    with pytest.raises(UsageError, match="its plan has no runs"):
+        make_report(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"unknown baseline 'dr_grp': did you mean 'dr_grpo'\? valid: grpo, dr_grpo, dapo"
+    ):
+        make_report(sweep, baseline="dr_grp")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write the report"):
+        make_report(sweep, out=tmp_path / "file" / "report")
+
+
+def test_another_baseline_turns_the_comparison_round(sweep: Path) -> None:
+    ours, theirs = gather(load(sweep)), gather(load(sweep), "dr_grpo")
+    assert [(arm.name, arm.reference) for arm in theirs.arms] == [
+        ("grpo", "dr_grpo"),
+        ("dr_grpo", None),
+        ("dapo", "dr_grpo"),
+    ]
+    direct = ours.pair("dr_grpo", "grpo", "late_reward").difference
+    assert theirs.pair("grpo", "dr_grpo", "late_reward").difference == pytest.approx(-direct)
+
+
+def test_claims_changed_afterwards_are_called_exploratory(tmp_path: Path) -> None:
+    folder = constant_sweep(tmp_path, {"grpo": [40, 41], "dr_grpo": [20, 21]})
+    spec = {**json.loads((folder / "sweep.json").read_text()), "claims": ["C2"], "claims_changed": True}
+    write_json(folder / "sweep.json", spec)
+    assert "changed after the sweep was planned" in render_markdown(documented(gather(load(folder)), folder))
