@@ -1,7 +1,7 @@
 """Other trainers' logs into lossbench's schema. A new format is a file with a `Format`, and a row in `FORMATS`."""
 
-from lossbench.ingest.formats import swift, tabular, trl, verl
 from lossbench.ingest.base import Format
+from lossbench.ingest.formats import swift, tabular, trl, verl
 
 FORMATS: dict[str, Format] = {
     "trl": trl.FORMAT,
