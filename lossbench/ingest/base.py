@@ -1,20 +1,21 @@
-"""What every reader of another trainer's log shares: its request, its result, and the count of what was damaged.
+"""Request, result and damage count shared by the readers of other trainers' logs.
 
-A reader turns files into `IngestedRun`s: blocks of completions under the names in `ROW_FIELDS`, and rows of step
-metrics under the schema's names. A new format is one file with a `Format`, and one row in
-`lossbench/store/ingest/__init__.py`.
+A format turns the files of one source into `IngestedRun`s: completions go into the staging tables under the names in
+`ROW_FIELDS`, step metrics into `logs` under the schema's names. A new format is one file with a `Format`, and one row
+in `lossbench/ingest/__init__.py`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.store.schema import TABLES
+
+if TYPE_CHECKING:
+    from lossbench.ingest.staging import Staging
 
 ROW_FIELDS: dict[str, str] = {
     "step": "optimizer step that used the completion",
@@ -34,6 +35,7 @@ RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "me
 _AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 _COUNTS = ("generation", "tokens")  # whole numbers in the schema
+TOKENS, CHARACTERS = "tokens", "characters"
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
 
@@ -43,7 +45,7 @@ _LARGEST = 2**53  # up to which a float holds every whole number
 
 @dataclass
 class Damage:
-    """Counts the lines and files that could not be read, and remembers where the first few were.
+    """Count of the lines and files that could not be read, with the places of the first few.
 
     What a part (a run's, a file's) counts, the whole that it is a part of counts too.
     """
@@ -52,11 +54,11 @@ class Damage:
     examples: list[str] = field(default_factory=list)
     whole: "Damage | None" = None
 
-    def add(self, place: str, reason: str) -> None:
-        """Count one damaged line or file."""
-        self._take(1, [f"{place}: {one_line(reason)}"])
+    def add(self, place: str, reason: str, count: int = 1) -> None:
+        """Count one damaged line or file, or `count` of which this is the first."""
+        self._take(count, [f"{place}: {one_line(reason)}"])
         if self.whole is not None:
-            self.whole.add(place, reason)
+            self.whole.add(place, reason, count)
 
     def part(self) -> "Damage":
         """A count of its own within this one."""
@@ -71,12 +73,28 @@ class Damage:
         self.examples += examples[: max(0, _EXAMPLES - len(self.examples))]
 
 
+CountTokens = Callable[[Sequence[str]], Sequence[int]]
+"""Completion texts -> tokens of each, special tokens left out."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Options for reading completions.
+
+    `correct_above` makes a numeric verdict above it correct, or a reward where there is no verdict; one that is true or
+    false stands.
+    """
+
+    count_tokens: CountTokens | None = None
+    correct_above: float | None = None
+    keep_text: bool = True
+
+
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: our field -> the log's column.
+    """What the caller said about the log. `columns` is `--map`: field -> the log's column.
 
-    `scratch` is a folder for what has to wait on disk (None: the system's). `used` collects those fields of `columns`
-    that the log had a column for.
+    `used` collects those fields of `columns` that the log had a column for.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +103,7 @@ class Request:
     num_generations: int | None = None
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
-    scratch: Path | None = None
+    tables: "Staging | None" = None
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
@@ -93,6 +111,13 @@ class Request:
         for name in self.columns:
             if name not in valid:
                 raise UsageError(unknown("field in --map", name, valid))
+
+    @property
+    def staging(self) -> "Staging":
+        """The tables that completions are put into."""
+        if self.tables is None:
+            raise ValueError("a log is read with no staging tables")
+        return self.tables
 
     def part(self) -> "Request":
         """The same request with a count of damage of its own: for one run."""
@@ -103,31 +128,31 @@ class Request:
 
         Raises UsageError where a mapped column does not exist.
         """
+        return next(iter(self.every_column(name, usual, available, place)), None)
+
+    def every_column(self, name: str, usual: Iterable[str], available: Iterable[str], place: str) -> list[str]:
+        """The columns that may hold field `name`, best first: the mapped one alone, else the usual ones that exist."""
         present = list(available)
         asked = self.columns.get(name)
-        if asked is not None:
-            if asked not in present:
-                has = one_line(", ".join(present), 500)
-                raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
-            self.used.add(name)
-            return asked
-        return next((column for column in usual if column in present), None)
-
-
-Block = tuple[str, pa.Table]
-"""("rollouts" or "evals", a table whose columns are some of `ROW_FIELDS`)."""
+        if asked is None:
+            return [column for column in usual if column in present]
+        if asked not in present:
+            has = one_line(", ".join(present), 500)
+            raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
+        self.used.add(name)
+        return [asked]
 
 
 @dataclass
 class IngestedRun:
-    """One run found in a log. `blocks` is read once, in order; `logs` are step rows under the schema's names.
+    """One run found in a log: `logs` are step rows under the schema's names, `keys` name its staged completions.
 
     `logged_rewards`: by step, the mean reward that the trainer logged for the completions sampled for it.
     """
 
     source: Path
     name: str
-    blocks: Iterator[Block] = field(default_factory=lambda: iter(()))
+    keys: list[str] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
     mode: str | None = None
     seed: int | None = None
@@ -142,24 +167,14 @@ class IngestedRun:
 class Format:
     """A registry row.
 
-    `found` names what makes a path look like one run of this format, or returns None; it reads a few lines at most.
-    `read` yields the run at a path, or those in its subfolders.
+    `found` names what makes a path look like a source of this format, or returns None; it reads a few lines at most.
+    `read` yields the runs of one source. `any_table`: a path that another format recognises is not of this one.
     """
 
     summary: str
     found: Callable[[Path], str | None]
     read: Callable[[Path, Request], Iterator[IngestedRun]]
-
-
-def run_folders(path: Path, found: Callable[[Path], str | None]) -> list[Path]:
-    """`path` itself where it is a run, else its immediate subfolders that are, by name."""
-    if found(path):
-        return [path]
-    if not path.is_dir():
-        return []
-    # A checkpoint belongs to the run above it, whichever trainer wrote that.
-    folders = [f for f in path.iterdir() if f.is_dir() and not f.name.startswith("checkpoint-")]
-    return sorted(folder for folder in folders if found(folder))
+    any_table: bool = False
 
 
 def mode_and_seed(name: str) -> tuple[str, int] | None:
@@ -170,6 +185,13 @@ def mode_and_seed(name: str) -> tuple[str, int] | None:
     """
     match = _RUN_NAME.fullmatch(name)
     return (match["mode"], int(match["seed"])) if match else None
+
+
+def named_run(source: Path, request: Request) -> IngestedRun:
+    """A run that is called as its file or folder is, with the mode and seed of that name."""
+    name = source.stem if source.is_file() else source.name
+    mode, seed = mode_and_seed(name) or (None, None)
+    return IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
 
 
 def number(value: Any) -> float | None:
@@ -191,15 +213,6 @@ def whole(value: Any) -> int | None:
     """
     known = number(value)
     return None if known is None or abs(known) > _LARGEST else int(known)
-
-
-def wholes(values: Iterable[Any]) -> list[int | None]:
-    """`whole` of each value, worked out once for values that are equal: a log names its step in every row."""
-    known: dict[Any, int | None] = {}
-    try:
-        return [known[value] if value in known else known.setdefault(value, whole(value)) for value in values]
-    except TypeError:  # a list is no key
-        return [whole(value) for value in values]
 
 
 def metric(name: str, value: Any) -> float | None:

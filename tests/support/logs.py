@@ -6,9 +6,8 @@ import pandas as pd
 import pytest
 
 from lossbench.errors import UsageError
-from lossbench.ingest.base import Request
-from lossbench.ingest.folder import ingest
-from lossbench.ingest.sink import Reading
+from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.sweep_folder import ingest
 
 
 def words(texts):
