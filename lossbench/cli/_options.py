@@ -126,6 +126,19 @@ class Launch:
 TaskSetOption = Annotated[list[str] | None, Option("--set", help="PARAMETER=VALUE of the task; repeatable.")]
 
 
+def mapping(pairs: list[str]) -> dict[str, str]:
+    """Field to column, from FIELD=COLUMN options."""
+    mapping: dict[str, str] = {}
+    for pair in pairs:
+        ours, equals, theirs = pair.partition("=")
+        if not (ours and equals and theirs):
+            raise UsageError(f"--map '{pair}'; valid: FIELD=COLUMN, such as length=response_len")
+        if ours in mapping:
+            raise UsageError(f"--map {ours} is given twice")
+        mapping[ours] = theirs
+    return mapping
+
+
 def task_params(settings: list[str]) -> dict[str, Any]:
     """A task's parameters from `PARAMETER=VALUE` each; values are JSON where they can be, else text. UsageError."""
     params: dict[str, Any] = {}
