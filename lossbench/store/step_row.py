@@ -121,16 +121,14 @@ def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
     mean correct length). A group is one number in one generation, or in one step where the generation is null; it
     counts in its first step. Sums of integers are exact in any order, sums of reals only the same on one thread.
     """
-    sums = ", ".join(
-        f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()
-    )
-    added = ", ".join(f"coalesce(sum({name}_{part}), 0) AS {name}_{part}" for name in means for part in ("sum", "rows"))
+    parts = [f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()]
+    names = [f"{name}_{part}" for name in means for part in ("sum", "rows")]
     kinds = [name for name in names if name.startswith(("length_correct_", "length_incorrect_"))]
     gap = "length_incorrect_sum / length_incorrect_rows - length_correct_sum / length_correct_rows"
     return f"""
     WITH completions AS (SELECT *, NOT terminated AS truncated FROM {source} WHERE step IS NOT NULL),
     cells AS (
-        SELECT step, generation, "group", count(*)::DOUBLE AS rows, {sums},
+        SELECT step, generation, "group", count(*)::DOUBLE AS rows, {", ".join(parts)},
             min(reward) AS lowest, max(reward) AS highest
         FROM completions GROUP BY step, generation, "group"),
     prompts AS (
