@@ -28,7 +28,7 @@ def summary(path: Path) -> str:
 
 
 def packages() -> str:
-    """The packages from the top of the import order down, with their purpose and size."""
+    """The packages from the top of the import order down, with their purpose."""
     from test_architecture import ROWS
 
     rows = []
@@ -36,11 +36,10 @@ def packages() -> str:
         for name in sorted(row):
             folder = PACKAGE / name
             if folder.is_dir():
-                files = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
-                rows.append([f"`{name}/`", summary(folder / "__init__.py"), len(files)])
+                rows.append([f"`{name}/`", summary(folder / "__init__.py")])
             elif folder.with_suffix(".py").is_file():
-                rows.append([f"`{name}.py`", summary(folder.with_suffix(".py")), 1])
-    return table(["package", "purpose", "modules"], rows)
+                rows.append([f"`{name}.py`", summary(folder.with_suffix(".py"))])
+    return table(["package", "purpose"], rows)
 
 
 def schema() -> str:
