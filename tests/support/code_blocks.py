@@ -1,11 +1,15 @@
 """Generated parts of the pages that come from the code: registries, schema, module docstrings, recipes."""
 
 import ast
+import inspect
+import re
 import tomllib
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import lossbench
+from lossbench.cli import COMMANDS
 from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.equivalents import FRAMEWORKS, equivalents
 from lossbench.loss.modes import PRESETS, make_mode, parse_mode
@@ -106,7 +110,19 @@ def recipes() -> str:
     return table(["recipe", "purpose"], [[f"`{name}`", keys["description"]] for name, keys in read.items()])
 
 
+def commands() -> str:
+    """Every command with its example and the first sentence of its help."""
+    rows = []
+    for name in COMMANDS:
+        text = inspect.getdoc(getattr(import_module(f"lossbench.cli.{name}"), name)) or ""
+        example = re.search(r"^Example: (.*(?:\n\S.*)*)", text, re.M)
+        shown = " ".join(example[1].split()) if example else f"lossbench {name}"
+        rows.append([f"`{shown}`", " ".join(text.split("\n\n")[0].split())])
+    return table(["command", "purpose"], rows)
+
+
 CODE_BLOCKS = {
+    "commands": commands,
     "packages": packages, "schema": schema, "presets": presets, "weights": weights, "aggregations": aggregations,
     "surrogates": surrogates, "constants": constants, "equivalents": equivalent_names, "recipes": recipes,
 }  # fmt: skip

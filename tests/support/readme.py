@@ -39,8 +39,8 @@ def block(text: str, name: str) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The `$ lossbench …` lines of a page as argument lists, without comments and redirections."""
-    lines = re.findall(r"^\$ (lossbench .*)$", text, re.M)
+    """Commands of a page as argument lists: `$ lossbench …` lines without redirections, and first cells of tables."""
+    lines = re.findall(r"^(?:\$ |\| `)(lossbench [^`\n]*)", text, re.M)
     return [shlex.split(line.partition(" > ")[0], comments=True)[1:] for line in lines]
 
 
