@@ -56,9 +56,10 @@ def test_commands_parse(page, words):
 
 
 @pytest.mark.parametrize("words", [w for page, w in COMMANDS if w[0] in RUNNABLE and page in CHECKED], ids=" ".join)
-def test_commands_that_need_nothing_run(words):
+def test_commands_that_need_nothing_run(words, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
+    monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
