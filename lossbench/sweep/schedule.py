@@ -34,8 +34,9 @@ class Display(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many of the planned runs stand where after this call."""
+    """How many of the planned runs stand where in `folder` after a call."""
 
+    folder: Path
     completed: int
     failed: int
     left: int
@@ -119,4 +120,5 @@ def _record(folder: Path, spec: RunSpec, status: str, reason: str) -> str:
 def outcome(folder: Path, runs: Sequence[RunSpec]) -> Outcome:
     """Count where the planned runs stand."""
     counts = Counter(run_state(folder, spec.run_id)["status"] for spec in runs)
-    return Outcome(counts["completed"], counts["failed"], len(runs) - counts["completed"] - counts["failed"])
+    left = len(runs) - counts["completed"] - counts["failed"]
+    return Outcome(folder, counts["completed"], counts["failed"], left)
