@@ -51,7 +51,7 @@ def test_recipes_and_commands_are_all_there():
 
 def test_the_first_two_sh_blocks_are_the_two_lines():
     run, test = re.findall(r"```sh\n(.*?)```", TEXT, re.S)[:2]
-    assert run.splitlines() == ["pip install -e . && lossbench sweep && lossbench report"]
+    assert run.splitlines() == ["pip install -e '.[train]' && lossbench sweep && lossbench report"]
     assert test.splitlines() == ["pip install -e '.[dev]' && pytest"]
 
 
