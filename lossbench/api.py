@@ -12,7 +12,8 @@ from lossbench.store.read import Sweep as StoredSweep
 from lossbench.store.read import is_sweep, newest_sweep
 from lossbench.store.read import load as load_tables
 from lossbench.sweep.overrides import resolve
-from lossbench.sweep.run import Planned, Watch, check_planned, plan_recipe, run_planned
+from lossbench.sweep.run import Planned, check_planned, plan_recipe, run_planned
+from lossbench.sweep.schedule import Watch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,13 +65,14 @@ class Sweep(StoredSweep):
 
     def __repr__(self) -> str:
         arms = list(dict.fromkeys(run.get("arm") for run in self.spec["runs"].values()))
-        done = int((self.runs["status"] == "completed").sum())
+        done = list(self.runs["status"]).count("completed")
         return f"<Sweep '{self.path}': {', '.join(map(str, arms))}; {done} of {len(self.runs)} runs completed>"
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<p>{escape(repr(self))}</p>{self.summary().to_html(index=False, na_rep='–', float_format='{:.4g}'.format)}"
+        table = self.summary().to_html(index=False, na_rep="–", float_format="{:.4g}".format)
+        return f"<p>{escape(repr(self))}</p>{table}"
 
     def data(self, baseline: str | None = None) -> "ReportData":
         """Arms, comparisons and verdicts. Raises UsageError where `baseline` is not an arm of the sweep."""
@@ -100,7 +102,7 @@ class Sweep(StoredSweep):
         return pd.DataFrame(rows)
 
     def report(self, out: Path | None = None, baseline: str | None = None) -> "Report":
-        """Write index.html, report.md, summary.csv, summary.json and figures to `out`, by default `report` in the folder.
+        """Write index.html, report.md, summary.csv, summary.json and figures to `out` (default: the folder's `report`).
 
         Raises UsageError where the baseline is not one of the arms, or `out` cannot be written.
         """

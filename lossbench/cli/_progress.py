@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lossbench.cli._shared import talk
 from lossbench.sweep.executors.base import Progress as Step
-from lossbench.sweep.run import Watch
+from lossbench.sweep.schedule import Watch
 from lossbench.training.run_spec import RunSpec
 
 _LINE_EVERY_S = 15.0
@@ -147,7 +147,9 @@ class Bars(Lines):
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
         """The bar of the sweep."""
         super().begun(folder, mine, left, slots)
-        description, numbers = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[numbers]"))
+        description, numbers = (
+            TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[numbers]")
+        )
         columns = (description, BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn())
         self.progress = Progress(*columns, console=self.console, transient=True)
         self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Context, Exit, Option
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import EXECUTION, GRID, OUTPUT, TRAINING, Format, FormatOption, QuietOption, print_table, talk
+from lossbench.cli._shared import (
+    EXECUTION,
+    GRID,
+    OUTPUT,
+    TRAINING,
+    Format,
+    FormatOption,
+    QuietOption,
+    print_table,
+    talk,
+)
 
 if TYPE_CHECKING:
     from lossbench.sweep.run import Planned
@@ -115,7 +125,8 @@ def _say_what_would_run(planned: "Planned", format: str, quiet: bool) -> None:
     """The planned runs on stdout, and on stderr how they would compute."""
     from lossbench.cli._progress import Lines
     from lossbench.sweep.dry_run import planned_rows, ways_of_computing
-    from lossbench.sweep.run import Watch, check_planned
+    from lossbench.sweep.run import check_planned
+    from lossbench.sweep.schedule import Watch
 
     planned = check_planned(planned, Watch() if quiet else Lines(), fetch=False)
     print_table(planned_rows(planned), None, format)

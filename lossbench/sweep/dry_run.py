@@ -26,9 +26,7 @@ def ways_of_computing(planned: Planned) -> list[str]:
     ways: dict[str, list[str]] = {}
     for spec in planned.mine:
         settings, place = spec.settings, _place(planned, spec.settings)
-        where = (
-            place.sentence if place else f"device {settings.device}, dtype {settings.dtype}, as each node can"
-        )
+        where = place.sentence if place else f"device {settings.device}, dtype {settings.dtype}, as each node can"
         lora = ",".join(f"{name}={value}" for name, value in (settings.lora or {}).items())
         trained = f"LoRA {lora}" if lora else "all weights trained"
         ways.setdefault(f"{where}, sampler {settings.sampler}, {trained}", []).append(spec.arm)

@@ -1,9 +1,9 @@
-"""From a recipe and options to completed runs. What happens on the way is told to a `Watch`; nothing is printed here."""
+"""From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,12 +18,10 @@ from lossbench.sweep.folder import check_checkpoints, check_folder, default_fold
 from lossbench.sweep.plan import plan
 from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
-from lossbench.sweep.schedule import Display, Outcome, left_to_do, outcome, run_all
+from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
-
-OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -41,26 +39,6 @@ class RunOptions:
     fresh: bool = False
     skip_duplicates: bool = False
     out: Path | None = None
-
-
-class Watch(Display):
-    """Callbacks of a sweep, in the order of their calls; here all of them do nothing."""
-
-    wants_notes = False
-    """Whether remarks that cost seconds to find are looked for."""
-
-    def note(self, text: str) -> None:
-        """One line that is worth knowing before the runs start."""
-
-    def warm_start(self, title: str) -> AbstractContextManager[OnStep]:
-        """Built-in policies are built while the context is open; it yields `on_step(done, total)`."""
-        return nullcontext(lambda done, total: None)
-
-    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
-        """The runs `left` of `mine` are about to start, at most `slots` at once."""
-
-    def over(self) -> None:
-        """No more steps come, whether or not all runs were made."""
 
 
 @dataclass(frozen=True)
