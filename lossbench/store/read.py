@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError, one_line
-from lossbench.store.held import is_being_worked_on
+from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
 
