@@ -110,10 +110,11 @@ def probe(
     from lossbench.probe.jobs import ProbeJob
     from lossbench.probe.prober import ProbeSettings
     from lossbench.probe.projections import read_projections
+    from lossbench.sweep.overrides import dataset_task
     from lossbench.tasks import make_task
 
     chosen_task: dict[str, Any] = {"task": task or "selfcheck", "task_params": {}}
-    chosen_task |= o.dataset_task(dataset, verifier, task)
+    chosen_task |= dataset_task(dataset, verifier, task)
     chosen_task["task_params"] |= o.task_params(settings or [])
     given = {"--policy": policy, "--model": model, "--checkpoints": checkpoints, "--projections": projections}
     chosen = [name for name, value in given.items() if value is not None]

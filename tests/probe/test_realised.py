@@ -13,6 +13,7 @@ from support.made_sweeps import SHARED, Plan, make_sweep, run_labels, sweep_spec
 from lossbench.claims.probe_evidence import probe_section
 from lossbench.loss.modes import parse_mode
 from lossbench.metrics.length import run_metrics
+from lossbench.metrics.step_sums import completions_sql
 from lossbench.probe.drift import DriftTable
 from lossbench.probe.forecast import forecast
 from lossbench.probe.projections import Projections, Window, projections_of, read_projections
@@ -310,18 +311,18 @@ def test_agreement_counts_runs_and_not_stretches(tmp_path):
 
 
 def test_a_report_reads_the_completions_of_a_probed_sweep_once(sweep_dir, monkeypatch):
-    read: list[str] = []
-    original = Sweep.run_table
+    summed: list[str] = []
+    original = Sweep.query
 
-    def counting(self: Sweep, run_id: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        read.append(f"{run_id} {name}")
-        return original(self, run_id, name, *args, **kwargs)
+    def counting(self: Sweep, run_id: str, name: str, columns: Any, sql: Any) -> Any:
+        if name == "rollouts" and sql is completions_sql:
+            summed.append(run_id)
+        return original(self, run_id, name, columns, sql)
 
-    monkeypatch.setattr(Sweep, "run_table", counting)
+    monkeypatch.setattr(Sweep, "query", counting)
     data = gather(load(sweep_dir))
     assert data.probe is not None and data.probe.frozen is not None and data.probe.frozen.orders
-    rollouts = [text for text in read if text.endswith(" rollouts")]
-    assert len(rollouts) == len(set(rollouts)) == 18
+    assert len(summed) == len(set(summed)) == 18
 
 
 def test_a_kept_probe_gives_the_drifts_of_its_arrays(sweep_dir):
