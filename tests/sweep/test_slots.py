@@ -1,13 +1,17 @@
 """Slices of a plan, slots of a machine, checkpoints that count, and mistakes in how to run."""
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 from support.sweeps import Pretend, assert_readable, planned, quick_recipe, quick_run
 
 from lossbench.errors import UsageError
 from lossbench.store.read import load
-from lossbench.sweep.executors.base import Resources
+from lossbench.sweep.executors.base import Ended, Resources
+from lossbench.sweep.executors.local import LocalExecutor
 from lossbench.sweep.executors.slots import plan_slots
 from lossbench.sweep.folder import check_checkpoints, run_dir
 from lossbench.sweep.plan import plan
@@ -181,3 +185,20 @@ def test_equal_modes_are_found_once_and_then_remembered(tmp_path, monkeypatch):
     assert duplicate_arms(recipe, plan(recipe)) == found
     other = quick_recipe(modes=["grpo", "sapo", "dr_grpo"], num_iterations=2)
     assert duplicate_arms(other, plan(other)) == []
+
+
+def _note_libraries_of_the_server(spec, folder, on_step):
+    """Keep what the process that this run was forked from has loaded."""
+    (folder / "maps").write_text(Path(f"/proc/{os.getppid()}/maps").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="loaded libraries are read from /proc")
+def test_runs_are_forked_from_a_server_that_has_imported_torch(tmp_path):
+    executor = LocalExecutor([()], execute=_note_libraries_of_the_server)
+    try:
+        executor.start(quick_run(), tmp_path)
+        while not any(isinstance(event, Ended) for event in executor.events(60)):
+            pass
+    finally:
+        executor.stop()
+    assert "libtorch" in (tmp_path / "maps").read_text()
