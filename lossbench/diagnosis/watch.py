@@ -1,7 +1,7 @@
 """`watch`: reward functions of one's own TRL script, wrapped so that they also record what happens to length.
 
-TRL hands a reward function the completions' token ids, the trainer's state and a way to log; nothing else of the trainer
-is touched. Tried with TRL 1.16; a version that hands over no `log_metric` is recorded, but nothing reaches its loggers.
+TRL hands a reward function the completions' token ids, the trainer's state and a way to log; nothing else of the
+trainer is touched. A version of TRL that hands over no `log_metric` is recorded, but nothing reaches its loggers.
 """
 
 import atexit
@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lossbench.diagnosis.closing import closing_sentences
+from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.watch_folder import WatchFolder
 from lossbench.errors import UsageError
+from lossbench.loss.modes import PRESETS, Mode, make_mode, parse_mode
 from lossbench.store.step_row import sampling_row
 from lossbench.tasks.judging import plain_text
 
@@ -117,7 +118,9 @@ class Watcher:
     def __init__(self, options: Options, config: Any, mode: str | None, save: Path | None) -> None:
         self.options, self.config = options, config
         self.mode = _mode_of(config, mode)
-        self.folder = WatchFolder(save, self.mode, config) if save is not None else None
+        self.save, self.folder = save, None
+        if save is not None and self.mode is None:
+            raise UsageError("watch(save=...) needs the loss mode: give the GRPOConfig, or mode='grpo'")
         self.series: list[dict[str, Any]] = []
         self._wrapped = 0
         self._open: Generation | None = None
@@ -132,7 +135,7 @@ class Watcher:
         if not callable(function):
             raise UsageError(f"reward function {function!r} is not callable")
         self._wrapped += 1
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             async def watched(*args: Any, **kwargs: Any) -> Any:
                 rewards = await function(*args, **kwargs)
@@ -196,13 +199,29 @@ class Watcher:
         figures = sampling_row(rows)
         if not generation.evaluation:
             self.series.append({"step": generation.step, **figures})
-        if self.folder is not None:
-            self.folder.append(generation, rows, figures)
+        if self.save is not None:
+            self._write(generation, rows, figures)
         if log_metric is None:
             self._tell_once("this TRL hands reward functions no log_metric: nothing reaches its loggers")
             return
         for name, value in length_metrics(rows, figures).items():
             log_metric(name, value)
+
+    def _write(self, generation: Generation, rows: list[Rollout], figures: Mapping[str, Any]) -> None:
+        """Append to the folder; the step that first uses the rows is the next one."""
+        if self.folder is None and self.save is not None and self.mode is not None:
+            seed = int(getattr(self.config, "seed", 0) or 0)
+            self.folder = WatchFolder(self.save, self.mode, seed, self.config)
+        assert self.folder is not None
+        columns = [{"step": generation.step, **vars(row)} for row in rows]
+        if generation.evaluation:
+            dropped = ("generation", "advantage")
+            rows_of_evals = [{k: v for k, v in row.items() if k not in dropped} for row in columns]
+            self.folder.append(generation.step - 1, "evals", [{**r, "step": r["step"] - 1} for r in rows_of_evals])
+            return
+        self.folder.append(generation.step, "rollouts", columns)
+        if self.folder.rank == 0:
+            self.folder.append(generation.step, "steps", [{"step": generation.step, **figures}])
 
     def _rows(self, generation: Generation) -> list[Rollout]:
         """The generation's completions with their verdicts, in order; groups are runs of one prompt."""
@@ -245,7 +264,7 @@ class Watcher:
         if self.folder is not None:
             self.folder.close()
         if self.series and int(os.environ.get("RANK", "0")) == 0:
-            print(closing_sentences(self.series, self.mode))
+            print(f"lossbench: {what_happened(self.series)[0]}")
 
 
 def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:
@@ -301,3 +320,22 @@ def _hazard(rows: Sequence[Rollout], correct: bool) -> float | None:
     branch = [row for row in rows if row.correct is correct and row.terminated is not None]
     tokens = sum(row.length_tokens for row in branch)
     return sum(bool(row.terminated) for row in branch) / tokens if tokens else None
+
+
+def _mode_of(config: Any, name: str | None) -> Mode | None:
+    """The loss mode by name, else by the settings of a `GRPOConfig`; None where neither tells. Raises UsageError."""
+    if name is None and config is None:
+        return None
+    try:
+        return parse_mode(name) if name is not None else _mode_of_settings(config)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _mode_of_settings(config: Any) -> Mode:
+    loss_type, scale = getattr(config, "loss_type", "dapo"), getattr(config, "scale_rewards", "group")
+    surrogate, aggregation, _ = PRESETS.get(loss_type, (loss_type, "", ""))
+    level = getattr(config, "importance_sampling_level", "token")
+    if surrogate in ("grpo", "gspo"):
+        surrogate = "grpo" if level == "token" else "gspo"
+    return make_mode(surrogate, aggregation, {True: "group", False: "none"}.get(scale, scale))

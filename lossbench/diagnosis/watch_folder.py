@@ -29,7 +29,7 @@ class WatchFolder:
     Raises UsageError where the folder holds a sweep that lossbench ran, or another process records the same run.
     """
 
-    def __init__(self, folder: Path, mode: Mode, seed: int, config: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, mode: Mode, seed: int, config: Any) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.folder, self.mode, self.seed = folder, mode, seed
         digest = hashlib.sha256(f"{mode.name}|{seed}".encode()).hexdigest()[:8]
@@ -38,7 +38,7 @@ class WatchFolder:
         self._recipe = {name: getattr(config, name, None) for name in _SETTINGS}
         self._state: dict[str, Any] = {
             "status": "running", "source": "lossbench.watch", "length_unit": "tokens", "forced_tokens": 0,
-            "versions": versions(), "settings": settings, "notes": [], "steps_done": 0,
+            "versions": versions(), "notes": [], "steps_done": 0,
         }  # fmt: skip
         self._writer: PartWriter | None = None
         self._held = ExitStack()
