@@ -109,10 +109,12 @@ def _clipping(run: Run) -> Iterator[Confounder]:
 
 @_check("length-in-reward")
 def _length_in_reward(run: Run) -> Iterator[Confounder]:
-    right = run.right
-    if right is None or len(right) < _LEAST_ROWS or right["reward"].std() == 0 or right["length_tokens"].std() == 0:
+    if run.right is None or len(run.right) < _LEAST_ROWS:
         return
-    r = float(np.corrcoef(right["length_tokens"], right["reward"])[0, 1])
+    lengths, rewards = (run.right[name].to_numpy(dtype=float) for name in ("length_tokens", "reward"))
+    if lengths.std() == 0 or rewards.std() == 0:
+        return
+    r = float(np.corrcoef(lengths, rewards)[0, 1])
     if abs(r) > _LENGTH_IN_REWARD:
         sentence = f"the reward of right answers goes with their length (r = {r:+.2f})"
         remedy = "reward the answer alone, or judge length under a reward without a length term"

@@ -5,6 +5,7 @@ trainer is touched. A version of TRL that hands over no `log_metric` is recorded
 """
 
 import atexit
+import hashlib
 import inspect
 import logging
 import math
@@ -16,6 +17,7 @@ from typing import Any
 
 from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.watch_folder import WatchFolder
+from lossbench.diagnosis.watch_metrics import Rollout, group_numbers, length_metrics
 from lossbench.errors import UsageError
 from lossbench.loss.modes import PRESETS, Mode, make_mode, parse_mode
 from lossbench.store.step_row import sampling_row
@@ -35,23 +37,6 @@ class Options:
     eos_ids: frozenset[int] = frozenset()
     correct_above: float = 0.5
     correct: Callable[..., bool] | None = None
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One completion, in the columns of the `rollouts` table."""
-
-    generation: int
-    prompt_id: int
-    group: int
-    sample: int
-    length_tokens: int
-    terminated: bool | None
-    reward: float | None
-    correct: bool | None
-    advantage: float | None
-    prompt: str
-    completion: str
 
 
 @dataclass
@@ -135,19 +120,20 @@ class Watcher:
         if not callable(function):
             raise UsageError(f"reward function {function!r} is not callable")
         self._wrapped += 1
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        given: Callable[..., Any] = function
 
-            async def watched(*args: Any, **kwargs: Any) -> Any:
-                rewards = await function(*args, **kwargs)
-                self._take(number, kwargs, rewards)
-                return rewards
-        else:
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            rewards = await given(*args, **kwargs)
+            self._take(number, kwargs, rewards)
+            return rewards
 
-            def watched(*args: Any, **kwargs: Any) -> Any:
-                rewards = function(*args, **kwargs)
-                self._take(number, kwargs, rewards)
-                return rewards
+        def called(*args: Any, **kwargs: Any) -> Any:
+            rewards = given(*args, **kwargs)
+            self._take(number, kwargs, rewards)
+            return rewards
 
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        watched = awaited if is_async else called
         watched.__name__ = getattr(function, "__name__", type(function).__name__)
         watched.__doc__ = getattr(function, "__doc__", None)
         return watched
@@ -204,7 +190,7 @@ class Watcher:
         if log_metric is None:
             self._tell_once("this TRL hands reward functions no log_metric: nothing reaches its loggers")
             return
-        for name, value in length_metrics(rows, figures).items():
+        for name, value in length_metrics(rows, figures, self.mode, self.options.num_generations).items():
             log_metric(name, value)
 
     def _write(self, generation: Generation, rows: list[Rollout], figures: Mapping[str, Any]) -> None:
@@ -220,7 +206,7 @@ class Watcher:
             self.folder.append(generation.step - 1, "evals", [{**r, "step": r["step"] - 1} for r in rows_of_evals])
             return
         self.folder.append(generation.step, "rollouts", columns)
-        if self.folder.rank == 0:
+        if _rank() == 0:
             self.folder.append(generation.step, "steps", [{"step": generation.step, **figures}])
 
     def _rows(self, generation: Generation) -> list[Rollout]:
@@ -229,15 +215,17 @@ class Watcher:
         weights = options.weights or (1.0,) * (1 + max(generation.rewards, default=0))
         rewards = [_weighted([(weights[n], given[i]) for n, given in generation.rewards.items()]) for i in range(count)]
         groups = group_numbers(generation.prompts, options.num_generations)
+        first = _rank() * count  # processes number their groups apart
         rows = []
         for i, ids in enumerate(generation.completion_ids):
-            group, sample = groups[i]
+            (group, sample), prompt = groups[i], plain_text(generation.prompts[i])
             rows.append(
                 Rollout(
-                    generation=len(self.series) + 1, prompt_id=group, group=group, sample=sample,
+                    generation=len(self.series) + 1,
+                    prompt_id=_prompt_id(prompt), group=first + group, sample=sample,
                     length_tokens=len(ids), terminated=self._terminated(ids), reward=rewards[i],
                     correct=self._correct(generation, i, rewards[i]), advantage=None,
-                    prompt=plain_text(generation.prompts[i]), completion=plain_text(generation.completions[i]),
+                    prompt=prompt, completion=plain_text(generation.completions[i]),
                 )
             )  # fmt: skip
         return rows
@@ -263,25 +251,17 @@ class Watcher:
     def _at_exit(self) -> None:
         if self.folder is not None:
             self.folder.close()
-        if self.series and int(os.environ.get("RANK", "0")) == 0:
+        if self.series and _rank() == 0:
             print(f"lossbench: {what_happened(self.series)[0]}")
 
 
-def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:
-    """Number of the group and of the sample in it, per row: rows of one prompt in a row, at most a group's size.
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
 
-    >>> group_numbers(["a", "a", "b", "b", "b", "b"], 2)
-    [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    """
-    found: list[tuple[int, int]] = []
-    for i, prompt in enumerate(prompts):
-        if i == 0:
-            found.append((0, 0))
-            continue
-        group, sample = found[-1]
-        same = prompt == prompts[i - 1] and sample + 1 != num_generations
-        found.append((group, sample + 1) if same else (group + 1, 0))
-    return found
+
+def _prompt_id(prompt: str) -> int:
+    """A number of the prompt's text, the same in every process and after a restart."""
+    return int(hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:12], 16)
 
 
 def _number(value: Any) -> float | None:
@@ -293,33 +273,6 @@ def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
     """The weighted sum of the rewards that exist, as TRL adds them; None where there is none."""
     there = [weight * reward for weight, reward in pairs if reward is not None]
     return sum(there) if there else None
-
-
-def length_metrics(rows: Sequence[Rollout], figures: Mapping[str, Any]) -> dict[str, float]:
-    """What goes to the trainer's loggers for one generation; figures that it lacks are left out."""
-    wrong, right = figures["length_incorrect"], figures["length_correct"]
-    found = {
-        "length_incorrect": wrong,
-        "length_correct": right,
-        "length_ratio": wrong / right if wrong and right else None,
-        "truncated_incorrect": _truncated(rows, False),
-        "truncated_correct": _truncated(rows, True),
-        "stop_hazard_incorrect": _hazard(rows, False),
-        "stop_hazard_correct": _hazard(rows, True),
-    }
-    return {f"lossbench/{name}": float(value) for name, value in found.items() if value is not None}
-
-
-def _truncated(rows: Sequence[Rollout], correct: bool) -> float | None:
-    ended = [row.terminated for row in rows if row.correct is correct and row.terminated is not None]
-    return ended.count(False) / len(ended) if ended else None
-
-
-def _hazard(rows: Sequence[Rollout], correct: bool) -> float | None:
-    """Endings per token: the pooled probability to stop at a token."""
-    branch = [row for row in rows if row.correct is correct and row.terminated is not None]
-    tokens = sum(row.length_tokens for row in branch)
-    return sum(bool(row.terminated) for row in branch) / tokens if tokens else None
 
 
 def _mode_of(config: Any, name: str | None) -> Mode | None:
@@ -338,4 +291,6 @@ def _mode_of_settings(config: Any) -> Mode:
     level = getattr(config, "importance_sampling_level", "token")
     if surrogate in ("grpo", "gspo"):
         surrogate = "grpo" if level == "token" else "gspo"
-    return make_mode(surrogate, aggregation, {True: "group", False: "none"}.get(scale, scale))
+    if isinstance(scale, bool):
+        scale = "group" if scale else "none"
+    return make_mode(surrogate, aggregation, scale)

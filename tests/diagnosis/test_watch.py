@@ -13,7 +13,8 @@ from datasets import Dataset
 from support.trainer import CAP, GROUP, PROMPTS, model_folder, settings
 
 import lossbench
-from lossbench.diagnosis.watch import group_numbers, watch
+from lossbench.diagnosis.watch import watch
+from lossbench.diagnosis.watch_metrics import group_numbers
 from lossbench.errors import UsageError
 from lossbench.policies.tiny import make_tokenizer
 
@@ -135,6 +136,15 @@ for step in range(3): call(watched, step, Logged())
     subprocess.run([sys.executable, "-c", script], check=True)
     call(watch(rewards, CONFIG, save=tmp_path / "mine"), 1, Logged())
     assert list(lossbench.load(tmp_path / "mine").rollouts["step"].unique()) == [1, 2]
+
+
+def test_processes_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        call(watch(rewards, CONFIG, save=tmp_path / "mine"), 0, Logged())
+    rows = lossbench.load(tmp_path / "mine").rollouts
+    assert len(rows) == 8 and rows["group"].tolist() == [0, 0, 1, 1, 4, 4, 5, 5]
+    assert rows["prompt_id"].nunique() == 2
 
 
 def test_inside_the_stock_trainer(tmp_path: Path) -> None:
