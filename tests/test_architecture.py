@@ -8,7 +8,7 @@ import lossbench
 PACKAGE = Path(lossbench.__file__).parent
 # From the top down; packages in one row do not import each other, but that policies may know tasks.
 ROWS = [
-    {"cli"}, {"api"}, {"report"}, {"claims"}, {"sweep"}, {"training"}, {"probe", "ingest"},
+    {"cli"}, {"api"}, {"report"}, {"claims", "diagnosis"}, {"sweep"}, {"training"}, {"probe", "ingest"},
     {"metrics", "sampling", "policies"}, {"tasks"}, {"store"}, {"loss"},
 ]  # fmt: skip
 LEVEL = {name: -row for row, names in enumerate(ROWS) for name in names}

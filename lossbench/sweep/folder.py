@@ -11,8 +11,9 @@ from lossbench.errors import UsageError
 from lossbench.store.provenance import command_line, git_state, machine, versions
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
 from lossbench.store.write import write_json
-from lossbench.sweep.recipe import Recipe, plan_hash
+from lossbench.sweep.recipe import Recipe
 from lossbench.training.checkpoint import newest_checkpoint
+from lossbench.training.hashed_fields import hash_of, hashed_fields
 from lossbench.training.run_spec import RunSpec
 
 SWEEP_VERSION = 1
@@ -20,7 +21,7 @@ SWEEP_VERSION = 1
 
 def default_folder(recipe: Recipe, processes: int = 1, root: Path = Path("results")) -> Path:
     """`results/<recipe>-<hash6>`: the same command finds the same folder again."""
-    return root / f"{recipe.name}-{plan_hash(shared_by_all(recipe, processes))[:6]}"
+    return root / f"{recipe.name}-{hash_of(shared_by_all(recipe, processes))[:6]}"
 
 
 def fresh_folder(folder: Path) -> Path:
@@ -86,7 +87,7 @@ def _difference(there: Path, spec: RunSpec) -> str:
     """The settings in which a run of the folder differs from `spec`, as far as its run.json tells."""
     if not (there / RUN_FILE).exists():
         return f"run {there.name} there, {spec.run_id} here"
-    ours, theirs = spec.model_dump(mode="json"), read_json(there / RUN_FILE).get("spec", {})
+    ours, theirs = hashed_fields(spec), read_json(there / RUN_FILE).get("spec", {})
     pairs = {**{k: (theirs.get(k), v) for k, v in ours.items() if k != "settings"}}
     pairs |= {k: (theirs.get("settings", {}).get(k), v) for k, v in ours["settings"].items()}
     changed = [f"{k}: {json.dumps(a)} there, {json.dumps(b)} here" for k, (a, b) in pairs.items() if a != b]
@@ -118,7 +119,7 @@ def write_plan(
         "kind": "sweep",
         "name": recipe.name,
         "shared": shared,
-        "plan_hash": plan_hash(shared),
+        "plan_hash": hash_of(shared),
         "recipe": recipe.model_dump(mode="json"),
         "baseline": recipe.baseline,
         "claims": claims,

@@ -1,7 +1,5 @@
 """Recipes: what a sweep is, as a TOML file a person writes, checked key by key before anything starts."""
 
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lossbench.errors import UsageError, unknown
+from lossbench.training.hashed_fields import hashed_fields
 from lossbench.training.run_spec import Settings
 
 
@@ -76,7 +75,7 @@ class Recipe(Settings):
     def shared(self) -> dict[str, Any]:
         """What all runs of the sweep have in common: everything but arms, seeds, claims and words."""
         words = {"name", "description", "modes", "loss_types", "agg_modes", "scale_rewards", "arms", "seeds"}
-        return self.model_dump(mode="json", exclude=words | {"claims", "baseline"})
+        return hashed_fields(self, exclude=words | {"claims", "baseline"})
 
     def settings(self, changes: Mapping[str, Any] | None = None) -> Settings:
         """The settings of a run, with an arm's own changes."""
@@ -86,11 +85,6 @@ class Recipe(Settings):
     def policy_seed(self, seed: int) -> int:
         """The warm start's seed for the run with this seed."""
         return self.policy_seeds[seed // self.seeds_per_policy % len(self.policy_seeds)]
-
-
-def plan_hash(shared: Mapping[str, Any]) -> str:
-    """Hash of what a sweep's runs share; its first six digits are in the folder's name."""
-    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
 
 
 def parse_seeds(text: str | int) -> list[int]:

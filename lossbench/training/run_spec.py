@@ -1,13 +1,12 @@
 """`RunSpec`: everything that decides one run, as plain data. Its hash names the run's folder."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from lossbench.errors import unknown
+from lossbench.training.hashed_fields import hash_of, hashed_fields
 
 Sampler = Literal["lossbench", "generate", "vllm"]
 Scheduler = Literal["constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt"]
@@ -138,8 +137,7 @@ class RunSpec(BaseModel):
     def run_id(self) -> str:
         """The run's folder: mode, seed and a hash over all that decides the run."""
         mode = self.mode.name.replace("@", ".").replace("/", "-").replace(":", "-")
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return f"{mode}-s{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        return f"{mode}-s{self.seed}-{hash_of(hashed_fields(self))[:8]}"
 
     def labels(self) -> dict[str, Any]:
         """The columns that every row of the run's tables carries."""

@@ -9,9 +9,9 @@ from lossbench.sweep.recipe import (
     make_recipe,
     parse_assignment,
     parse_seeds,
-    plan_hash,
     recipe_names,
 )
+from lossbench.training.hashed_fields import hash_of
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_the_run_id_changes_with_any_setting_and_with_nothing_else():
 
 
 def test_the_folder_hash_covers_settings_but_not_modes_and_seeds():
-    assert plan_hash(recipe().shared()) == plan_hash(recipe(modes=["dapo"], seeds=7).shared())
-    assert plan_hash(recipe().shared()) != plan_hash(recipe(steps=10).shared())
+    assert hash_of(recipe().shared()) == hash_of(recipe(modes=["dapo"], seeds=7).shared())
+    assert hash_of(recipe().shared()) != hash_of(recipe(steps=10).shared())
 
 
 def test_seeds_are_split_over_the_warm_starts():
