@@ -6,88 +6,23 @@ in `lossbench/ingest/__init__.py`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
+from lossbench.ingest.fields import ROW_FIELDS, Damage, number, whole
+from lossbench.ingest.staging import Staging
 from lossbench.store.schema import TABLES
-
-if TYPE_CHECKING:
-    from lossbench.ingest.staging import Staging
-
-ROW_FIELDS: dict[str, str] = {
-    "step": "optimizer step that used the completion",
-    "prompt": "prompt text",
-    "completion": "completion text",
-    "reward": "reward given to the trainer",
-    "correct": "whether the answer is right (true/false, or a number that counts as right above 0.5)",
-    "advantage": "advantage given to the completion",
-    "length": "length in tokens",
-    "terminated": "whether an EOS was produced",
-    "group": "name of the group of samples of one prompt, drawn together",
-}
-"""Fields of a completion, as `--map field=column` names them."""
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
 _AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 _COUNTS = ("generation", "tokens")  # whole numbers in the schema
-TOKENS, CHARACTERS = "tokens", "characters"
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
-
-_EXAMPLES = 5  # of damage that are named
-_LARGEST = 2**53  # up to which a float holds every whole number
-
-
-@dataclass
-class Damage:
-    """Count of the lines and files that could not be read, with the places of the first few.
-
-    What a part (a run's, a file's) counts, the whole that it is a part of counts too.
-    """
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-    whole: "Damage | None" = None
-
-    def add(self, place: str, reason: str, count: int = 1) -> None:
-        """Count one damaged line or file, or `count` of which this is the first."""
-        self._take(count, [f"{place}: {one_line(reason)}"])
-        if self.whole is not None:
-            self.whole.add(place, reason, count)
-
-    def part(self) -> "Damage":
-        """A count of its own within this one."""
-        return Damage(whole=self)
-
-    def share(self, other: "Damage") -> None:
-        """Count here what `other` counted, and not in the whole again: a file's damage is that of each of its runs."""
-        self._take(other.count, other.examples)
-
-    def _take(self, count: int, examples: list[str]) -> None:
-        self.count += count
-        self.examples += examples[: max(0, _EXAMPLES - len(self.examples))]
-
-
-CountTokens = Callable[[Sequence[str]], Sequence[int]]
-"""Completion texts -> tokens of each, special tokens left out."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Options for reading completions.
-
-    `correct_above` makes a numeric verdict above it correct, or a reward where there is no verdict; one that is true or
-    false stands.
-    """
-
-    count_tokens: CountTokens | None = None
-    correct_above: float | None = None
-    keep_text: bool = True
 
 
 @dataclass
@@ -103,7 +38,7 @@ class Request:
     num_generations: int | None = None
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
-    tables: "Staging | None" = None
+    tables: Staging | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
@@ -113,7 +48,7 @@ class Request:
                 raise UsageError(unknown("field in --map", name, valid))
 
     @property
-    def staging(self) -> "Staging":
+    def staging(self) -> Staging:
         """The tables that completions are put into."""
         if self.tables is None:
             raise ValueError("a log is read with no staging tables")
@@ -194,40 +129,9 @@ def named_run(source: Path, request: Request) -> IngestedRun:
     return IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
 
 
-def number(value: Any) -> float | None:
-    """`value` as a float, None where it is null, NaN, or no number."""
-    if value is None:
-        return None
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return None if result != result else result
-
-
-def whole(value: Any) -> int | None:
-    """`value` as a whole number, a fraction cut off; None where it is no number, or too large to be a count.
-
-    >>> whole("7"), whole(7.5), whole("inf"), whole(None)
-    (7, 7, None, None)
-    """
-    known = number(value)
-    return None if known is None or abs(known) > _LARGEST else int(known)
-
-
 def metric(name: str, value: Any) -> float | None:
     """A value of column `name` of `steps`, None where there is none."""
     return whole(value) if name in _COUNTS else number(value)
-
-
-def listed(steps: Iterable[int]) -> str:
-    """Steps in a note: the first few of them, and how many more there are.
-
-    >>> listed([30, 10, 20]), listed(range(9))
-    ('10, 20, 30', '0, 1, 2, 3, 4 and 4 more')
-    """
-    ordered = sorted(steps)
-    return ", ".join(map(str, ordered[:5])) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
 def renamed_log(

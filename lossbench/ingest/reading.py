@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lossbench.errors import UsageError, one_line
-from lossbench.ingest.base import Damage
+from lossbench.ingest.fields import Damage
 
 if TYPE_CHECKING:
     import duckdb

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lossbench.ingest.base import ROW_FIELDS, Damage, Reading
+from lossbench.ingest.fields import ROW_FIELDS, Damage, Reading
 
 MEMORY_LIMIT = "400MB"
 ROWS_AT_ONCE = 16_384

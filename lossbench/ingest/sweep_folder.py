@@ -8,8 +8,9 @@ from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.ingest import FORMATS
-from lossbench.ingest.base import CHARACTERS, TOKENS, Damage, IngestedRun, Reading, Request
+from lossbench.ingest.base import IngestedRun, Request
 from lossbench.ingest.discovery import Source, one_format, sources
+from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage, Reading
 from lossbench.ingest.scratch import move_in, only_left_over, scratch_folder
 from lossbench.ingest.staging import Staging
 from lossbench.ingest.writing import first_place, write_run

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.ingest.base import IngestedRun, Request, number, whole
+from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.fields import number, whole
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("reward",),

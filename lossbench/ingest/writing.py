@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
-from lossbench.ingest.base import CHARACTERS, TOKENS, Damage, IngestedRun, Request
+from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage
 from lossbench.ingest.staging import SPLITS, Numbered
 from lossbench.loss.modes import Mode
 from lossbench.store.read import RUN_FILE

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.sweep_folder import ingest
 
 MEGABYTE = 1_000_000
@@ -18,7 +19,8 @@ FORMAT = {"table": "csv", "runs": "csv"}
 _MEASURE = """
 import re, sys
 from pathlib import Path
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.sweep_folder import ingest
 ingest(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Request(mode="grpo"), Reading())
 # Of this program alone: ru_maxrss begins with what the parent had when it started this one.

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 from support.logs import lines, notes, read, refusal, words, written
 
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.formats.swift import mode_of_args
 from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load

@@ -7,7 +7,8 @@ import pytest
 from support.logs import lines, notes, read, refusal, written
 
 from lossbench.ingest import reading
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.reading import _line_blocks
 from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load

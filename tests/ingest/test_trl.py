@@ -8,7 +8,8 @@ import pytest
 from support.logs import completions, notes, read, refusal, state, written
 
 from lossbench.errors import UsageError
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from lossbench.cli import app
 from lossbench.errors import UsageError
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.formats.verl import _VALIDATION
 from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 
 from lossbench.errors import UsageError
-from lossbench.ingest.base import Reading, Request
+from lossbench.ingest.base import Request
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.sweep_folder import ingest
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, listed, named_run, number, renamed_log, whole
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object, records
 from lossbench.ingest.trainer_logs import (
     STEP_KEYS,

@@ -18,17 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lossbench.errors import UsageError, one_line
-from lossbench.ingest.base import (
-    ROW_FIELDS,
-    STEP_FIELDS,
-    Damage,
-    Format,
-    IngestedRun,
-    Request,
-    metric,
-    mode_and_seed,
-    whole,
-)
+from lossbench.ingest.base import STEP_FIELDS, Format, IngestedRun, Request, metric, mode_and_seed
+from lossbench.ingest.fields import ROW_FIELDS, Damage, whole
 from lossbench.ingest.formats.verl import STEP_KEYS as VERL_STEP_KEYS
 from lossbench.ingest.reading import FIRST_ROWS, TENSORBOARD, Row, documents, first_fields, rows
 from lossbench.ingest.trainer_logs import STEP_KEYS

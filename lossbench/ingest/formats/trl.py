@@ -16,16 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.ingest.base import (
-    Format,
-    IngestedRun,
-    Request,
-    listed,
-    named_run,
-    number,
-    renamed_log,
-    whole,
-)
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object
 from lossbench.ingest.trainer_logs import (
     STEP_KEYS,

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from lossbench.ingest.base import Damage, Format, IngestedRun, Request, mode_and_seed, named_run, renamed_log, whole
+from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, named_run, renamed_log
+from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import documents, first_fields, records
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
