@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from lossbench.loss.modes import parse_mode
     from lossbench.loss.verl_agg_loss import agg_loss
     from lossbench.store.read import load
+    from lossbench.training.trainer import ModeTrainer
 
-__all__ = ["__version__", "agg_loss", "load", "parse_mode"]
+__all__ = ["ModeTrainer", "__version__", "agg_loss", "load", "parse_mode"]
 
 _LAZY = {
+    "ModeTrainer": "lossbench.training.trainer",
     "agg_loss": "lossbench.loss.verl_agg_loss",
     "load": "lossbench.store.read",
     "parse_mode": "lossbench.loss.modes",
