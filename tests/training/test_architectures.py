@@ -11,7 +11,7 @@ from support.trainer import Gradients, relative, settings
 from transformers import AutoModelForCausalLM
 
 from lossbench.errors import UsageError
-from lossbench.training.recorder import StepStats
+from lossbench.store.step_row import StepStats
 from lossbench.training.trainer import ModeTrainer
 
 ARCHITECTURES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
