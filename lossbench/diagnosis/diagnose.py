@@ -1,26 +1,33 @@
-"""The diagnosis of a run: what happened to length, what its loss pushed, what else could be the cause, what to change."""
+"""Diagnosis of a run: change of lengths, push of its loss, confounders, and the setting to change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.confounders import Confounder, Run, confounders
 from lossbench.diagnosis.trend import SHARE, Change, change
 from lossbench.errors import UsageError, one_line
+from lossbench.loss.equivalents import equivalents
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.metrics.push import hazards, pushes, separation
 from lossbench.metrics.step_sums import as_columns
 from lossbench.processes import cores
 from lossbench.store.read import RUN_FILE, Sweep, read_json
+from lossbench.store.step_row import sampling_rows_sql
+from lossbench.tasks import TASKS
 
 COMPARED = ("grpo", "dapo", "dr_grpo")
 """Modes whose push on the same rows stands beside the run's own."""
 PUSHED = 0.1
 """A push on the stop logit smaller than this is about none; 1/L weights give half a unit and more."""
+DOMINANT = 6.0
+"""Severity from which a confounder comes before the loss: a collapse, or 30 % of completions cut."""
+_MODE_SETTINGS = ("loss_type=", "scale_rewards=", "importance_sampling_level=")
 _ROWS = ("step", "group", "length_tokens", "terminated", "correct", "reward")
 
 
@@ -57,19 +64,34 @@ class Diagnosis:
     missing: tuple[str, ...] = field(default_factory=tuple)
 
     @property
+    def better_mode(self) -> str | None:
+        """A mode that would not have pushed wrong answers to grow on these rows, where the run's own did."""
+        if self.own_push is None or self.own_push.wrong >= -PUSHED:
+            return None
+        return next((push.mode for push in reversed(self.other_pushes) if abs(push.wrong) <= PUSHED), None)
+
+    @property
     def advice(self) -> str:
         """What to change, in one sentence."""
         worst = self.confounders[0] if self.confounders else None
-        if worst is not None and worst.severity >= 2:
-            return f"First: {worst.remedy}."
-        if self.own_push is not None and self.own_push.wrong < -PUSHED:
-            flat = next((p.mode for p in self.other_pushes[::-1] if abs(p.wrong) <= PUSHED), None)
-            if self.wrong is not None and self.wrong.told and self.wrong.difference > 0 and flat:
-                return f"The loss pushes wrong answers to grow, and they grow: {flat} would not push them."
-            return f"The loss pushes wrong answers to grow; whether they will, only a probe tells ({flat} would not)."
+        if worst is not None and worst.severity >= DOMINANT:
+            return f"First of all: {worst.remedy}."
+        if self.better_mode is not None:
+            grew = self.wrong is not None and self.wrong.told and self.wrong.difference > 0
+            came = "and they grew" if grew else "though it does not show so far"
+            return f"The loss pushes wrong answers to grow, {came}: {self.better_mode} would not push them."
         if self.own_push is not None:
             return f"{self.mode} does not push wrong answers to grow: nothing in the loss asks for a change."
         return "Log completions with rewards and groups: curves alone do not show what the loss pushes."
+
+    @property
+    def paste(self) -> str | None:
+        """TRL's settings for the better mode, on one line."""
+        if self.better_mode is None:
+            return None
+        entry = equivalents(parse_mode(self.better_mode))[0]
+        chosen = [line.strip().rstrip(",") for line in entry.settings if line.strip().startswith(_MODE_SETTINGS)]
+        return f"{entry.framework}: {', '.join(chosen)} (all of them: lossbench modes {self.better_mode})"
 
 
 def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
@@ -86,7 +108,7 @@ def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
 
 
 def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
-    steps = sweep.run_table(run_id, "steps").to_pandas().sort_values("step")
+    steps = _steps(sweep, run_id)
     if steps.empty:
         return None
     series = steps.to_dict("records")
@@ -100,13 +122,40 @@ def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
     )  # fmt: skip
 
 
+def _steps(sweep: Sweep, run_id: str) -> pd.DataFrame:
+    """The run's step rows in order, worked out from its completions where it has no others."""
+    table = sweep.run_table(run_id, "steps")
+    if not table.num_rows:
+        columns = [*_ROWS, "generation"]
+        table = sweep.query(run_id, "rollouts", columns, sampling_rows_sql) or table
+    return table.to_pandas().sort_values("step")
+
+
+def from_series(series: Sequence[Mapping[str, Any]], mode: str) -> Diagnosis:
+    """The diagnosis of a run from its step rows in memory, with `push_incorrect/MODE` and `push_correct/MODE`."""
+    headline, wrong, right = what_happened(series)
+    run = Run(pd.DataFrame(series))
+    found = [
+        Push(name, run.late(f"push_incorrect/{name}"), run.late(f"push_correct/{name}"))
+        for name in dict.fromkeys((mode, *COMPARED))
+    ]
+    found = [push for push in found if not np.isnan(push.wrong)]
+    own = next((push for push in found if push.mode == mode), None)
+    return Diagnosis(
+        "this run", mode, len(series), headline, wrong, right, change(run.values("length_mean")),
+        change(run.values("reward_mean")), own, tuple(push for push in found if push != own), None,
+        tuple(confounders(run)),
+    )  # fmt: skip
+
+
 def _late_right(sweep: Sweep, run_id: str, steps: Any) -> Any:
     """Length and reward of right completions of the last fifth of the steps; None where no completions are known."""
     import pyarrow.compute as pc
 
     first = steps["step"].iloc[-max(1, round(SHARE * len(steps)))]
-    rows = (pc.field("step") >= int(first)) & pc.field("correct")
-    table = sweep.run_table(run_id, "rollouts", ["step", "correct", "length_tokens", "reward"], rows)
+    # A completion that was cut earns less for that alone.
+    rows = (pc.field("step") >= int(first)) & pc.field("correct") & pc.field("terminated")
+    table = sweep.run_table(run_id, "rollouts", ["step", "correct", "terminated", "length_tokens", "reward"], rows)
     frame = table.to_pandas().dropna(subset=["length_tokens", "reward"])
     return frame if len(frame) else None
 
@@ -137,9 +186,11 @@ def _mode(name: Any) -> Mode | None:
 
 
 def _forced_tokens(sweep: Sweep, run_id: str) -> int:
-    """Tokens that the run's task dictates: recorded with the run, 0 where it is not."""
+    """Tokens that the run's task dictates: recorded with the run, else those of a built-in task, else 0."""
     path = sweep.run_dir(run_id) / RUN_FILE
-    return int(read_json(path).get("forced_tokens") or 0) if path.exists() else 0
+    recorded = read_json(path).get("forced_tokens") if path.exists() else None
+    task = TASKS.get(sweep.spec.get("recipe", {}).get("task", ""))
+    return int(recorded if recorded is not None else getattr(task, "forced_tokens", 0))
 
 
 def _late(columns: dict[str, np.ndarray]) -> tuple[float, float]:
@@ -171,9 +222,8 @@ def lines(found: Diagnosis) -> list[str]:
         out.append(f"  Reward {_ends(found.reward)}.")
     if found.own_push is not None:
         push = found.own_push
-        out.append(
-            f"  Push of {push.mode} on stopping: wrong {push.wrong:+.2f} ({push.on_wrong}), right {push.right:+.2f}."
-        )
+        ways = f"wrong {push.wrong:+.2f} ({push.on_wrong}), right {push.right:+.2f}"
+        out.append(f"  Push of {push.mode} on stopping: {ways}.")
     if found.other_pushes:
         others = "; ".join(f"{p.mode} {p.wrong:+.2f}, {p.right:+.2f}" for p in found.other_pushes)
         out.append(f"  On the same rows (wrong, right): {others}.")
@@ -184,7 +234,7 @@ def lines(found: Diagnosis) -> list[str]:
     if found.missing:
         out.append(f"  Not in this log: {'; '.join(found.missing)}.")
     out.append(f"  {found.advice}")
-    return out
+    return [*out, f"  {found.paste}"] if found.paste else out
 
 
 def _ends(found: Change) -> str:
