@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lossbench.errors import UsageError
+from lossbench.extras import TRAIN, require
 from lossbench.locks import sweep_lock
 from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
@@ -65,6 +66,7 @@ def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | N
     `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
     folder that cannot be.
     """
+    require("a sweep", "train", *TRAIN)
     shard = parse_shard(options.shard)
     runs = plan(recipe, options.nproc_per_run)
     folder = options.out or default_folder(recipe, options.nproc_per_run)
