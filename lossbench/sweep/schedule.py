@@ -31,6 +31,10 @@ class Display(Protocol):
         """A run is over; `reason` is None where it completed."""
         ...
 
+    def goes_on(self, runs: int) -> bool:
+        """Asked once when a sweep is interrupted whose `runs` could go on without it: whether they do."""
+        ...
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -48,38 +52,64 @@ def left_to_do(folder: Path, runs: Sequence[RunSpec], *, retry_failed: bool = Fa
 
 
 def run_all(
-    folder: Path, runs: Sequence[RunSpec], executor: Executor, display: Display, *, fail_fast: bool = False
+    folder: Path,
+    runs: Sequence[RunSpec],
+    executor: Executor,
+    display: Display,
+    *,
+    fail_fast: bool = False,
+    detach: bool = False,
 ) -> None:
     """Run all of `runs`; a run that fails is recorded and the others go on, unless `fail_fast`.
 
-    On an interrupt the runs that were going are stopped and marked as interrupted, and the interrupt is passed on.
+    On an interrupt the runs that were going are stopped and marked as interrupted, unless they go on elsewhere, and the
+    interrupt is passed on. With `detach` nobody waits for runs that go on elsewhere.
     """
     waiting = list(runs)[::-1]
     going: dict[str, RunSpec] = {}
+    begun: set[str] = set()
     failed = False
+
+    def begin(spec: RunSpec) -> None:
+        if spec.run_id not in begun:
+            begun.add(spec.run_id)
+            display.started(spec)
+
     try:
         while going or (waiting and not (failed and fail_fast)):
-            while waiting and len(going) < executor.slots and not (failed and fail_fast):
+            while waiting and _has_room(executor, len(going)) and not (failed and fail_fast):
                 spec = waiting.pop()
-                display.started(spec)
                 try:
                     executor.start(spec, run_dir(folder, spec.run_id))
                 except (OSError, EOFError) as error:  # no memory for another process, no room on the disk
+                    begin(spec)
                     failed |= _end(folder, spec, Ended(spec.run_id, f"could not start: {error}"), display)
                 else:
                     going[spec.run_id] = spec
+            if failed and fail_fast:
+                executor.withdraw()
             for event in executor.events(_WAIT_S):
+                if event.run_id in going:
+                    begin(going[event.run_id])
                 if isinstance(event, Ended):
-                    spec = going.pop(event.run_id)
-                    failed |= _end(folder, spec, event, display)
-                elif event.run_id in going:
+                    failed |= _end(folder, going.pop(event.run_id), event, display)
+                elif event.run_id in going and event.step:
                     display.progressed(event)
+            if detach and executor.detached and not waiting:
+                break
+    except KeyboardInterrupt:
+        executor.detached = executor.detached and bool(going) and display.goes_on(len(going))
+        raise
     finally:
         with _undisturbed():
             executor.stop()
-            for spec in going.values():
+            for spec in () if executor.detached else going.values():
                 if run_state(folder, spec.run_id)["status"] != "completed":
                     _record(folder, spec, "interrupted", "stopped with the sweep")
+
+
+def _has_room(executor: Executor, going: int) -> bool:
+    return executor.slots is None or going < executor.slots
 
 
 @contextmanager
@@ -101,8 +131,9 @@ def _end(folder: Path, spec: RunSpec, event: Ended, display: Display) -> bool:
     reason = None
     if state["status"] != "completed":
         reason = event.reason or state.get("reason") or "it ended without completing"
-        if (state["status"], state.get("reason")) != ("failed", reason):
-            reason = _record(folder, spec, "failed", reason)
+        status = "interrupted" if event.interrupted else "failed"
+        if (state["status"], state.get("reason")) != (status, reason):
+            reason = _record(folder, spec, status, reason)
     display.ended(spec, reason, run_dir(folder, spec.run_id) / "log.txt")
     return reason is not None
 
