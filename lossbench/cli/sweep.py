@@ -182,9 +182,8 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
     if not quiet:
         talk(f"{result.completed} of {len(planned.mine)} runs completed. Next: lossbench report '{result.folder}'")
     if result.elsewhere and not quiet:
-        talk(
-            f"{result.elsewhere} runs go on without this command; to follow them: {resume_command(result.folder, fresh)}"
-        )
+        again = resume_command(result.folder, fresh)
+        talk(f"{result.elsewhere} runs go on without this command; to follow them: {again}")
     if result.failed or result.left:
         talk(
             f"{result.failed} failed, {result.left} not run: `lossbench runs '{result.folder}' --status failed` shows "

@@ -72,7 +72,9 @@ class SlurmExecutor(RemoteExecutor):
             return
         self._asked_at = time.monotonic()
         states = self._states(job for job in jobs.values() if job)
-        for run_id, job in jobs.items() if states is not None else ():
+        for run_id, job in jobs.items():
+            if states is None:
+                break
             state = states.get(job, "FORGOTTEN") if job else None
             self._looks[run_id] = self._looks[run_id] + 1 if state in _OVER else 0
             if state == "RUNNING":
