@@ -1,4 +1,4 @@
-"""A Slurm of one node on this machine, with daemons, ports and keys of its own."""
+"""A Slurm of one node on this machine, with daemons, ports and keys of its own; and the executor without any Slurm."""
 
 import os
 import shutil
@@ -6,9 +6,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from lossbench.sweep.executors.slurm import SlurmExecutor
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 
@@ -163,3 +166,49 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.1)
+
+
+# ---- without a cluster ----------------------------------------------------------------------------------------------
+
+
+class Here(SlurmExecutor):
+    """The Slurm executor over submitit's `local` or `debug` executor; jobs are asked themselves how they are."""
+
+    def __init__(self, cluster: str) -> None:
+        super().__init__({"time": "5"})
+        self.cluster = cluster
+        self.submitted: list[list[Any]] = []
+
+    def _submit_array(self, run_ids: list[str]) -> list[str]:
+        with keeping_jobs() as jobs:
+            ids = super()._submit_array(run_ids)
+        self.submitted.append(jobs)
+        return ids
+
+    def _states(self, jobs: Iterable[str]) -> dict[str, str] | None:
+        return {job.job_id: "FAILED" if job.done() else "RUNNING" for batch in self.submitted for job in batch}
+
+
+@contextmanager
+def keeping_jobs() -> Iterator[list[Any]]:
+    """The jobs that submitit's executors make while the context is entered."""
+    import submitit
+
+    kept: list[Any] = []
+    original = submitit.AutoExecutor.submit
+
+    def submit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kept.append(original(self, *args, **kwargs))
+        return kept[-1]
+
+    submitit.AutoExecutor.submit = submit
+    try:
+        yield kept
+    finally:
+        submitit.AutoExecutor.submit = original
+
+
+def pretend_program(path: Path, script: str) -> None:
+    """An executable shell script."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
