@@ -53,7 +53,7 @@ class RemoteExecutor(Executor):
 
         before = step = self._steps[run_id]
         if not step or not part_path(run_dir, "steps", step).exists():  # nothing yet, or it began again
-            step = max((int(path.stem.rpartition("-")[2]) for path in part_files(run_dir).get("steps", [])), default=0)
+            step = max((int(path.stem.split("-")[1]) for path in part_files(run_dir).get("steps", [])), default=0)
         while part_path(run_dir, "steps", step + 1).exists():  # a look per step: listing long runs takes time
             step += 1
         self._steps[run_id] = step
