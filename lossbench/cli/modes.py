@@ -121,7 +121,7 @@ def _alpha_note(mode: "Mode") -> str:
 def _example(mode: "Mode") -> list[str]:
     import torch
 
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     lengths, horizon = [10, 100], 128
     weights = window_weights(mode.aggregation, torch.tensor(lengths), torch.zeros(2), horizon=horizon)

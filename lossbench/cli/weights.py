@@ -118,7 +118,7 @@ def _weights(
 ) -> "Tensor":
     import torch
 
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     if rows is not None and rows < 1:
         raise UsageError(f"--micro-batch-rows is {rows}; valid: 1 or more")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation, window_weights
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
+from lossbench.loss.window import window_weights
 
 _TOLERANCE = 1e-9
 

@@ -17,8 +17,8 @@ import torch
 from scipy import stats as scipy_stats
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import Mode, make_mode
+from lossbench.loss.window import window_weights
 from lossbench.probe.projections import Projections, Window, projections_of, read_projections
 from lossbench.stats import t_interval
 

@@ -235,9 +235,9 @@ def _say_equalities(
         return runs, mine
     found = duplicate_arms(recipe, runs)
     if not options.quiet:
-        if recipe.cispo_cap < 1 and any(spec.mode.loss_type == "cispo" for spec in runs):
-            cap = f"cispo_cap = {recipe.cispo_cap:g}"
-            talk(f"warning: {cap} is below 1: it is the cap itself, so it scales the gradient even at ratio 1")
+        for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in runs):
+            if caution:
+                talk(f"warning: {caution}")
         for equality in found:
             talk(f"note: {equality.sentence}")
     if not options.skip_duplicates:

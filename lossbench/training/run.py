@@ -15,7 +15,6 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
-from lossbench.loss.modes import Mode
 from lossbench.policies.chat import as_read_by
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import load_policy
@@ -33,7 +32,6 @@ from lossbench.training.checkpoint import (
     verifier_errors_at,
 )
 from lossbench.training.evaluate import evaluate
-from lossbench.training.params import surrogate_params
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
@@ -165,8 +163,8 @@ def make_trainer(
             seed=spec.seed,
         ),
         args=trainer_config(spec, run_dir / CHECKPOINTS),
-        mode=Mode(**spec.mode.model_dump()),
-        surrogate_params=surrogate_params(settings),
+        mode=spec.mode,
+        surrogate_params=settings,
         horizon=settings.loss_scale_factor,
         match_scale=settings.match_scale,
         recorder=recorder,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
+from pydantic import BaseModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
@@ -17,7 +18,7 @@ from lossbench.errors import UsageError
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
-from lossbench.loss.surrogates import Level, SurrogateParams, clipped_BT
+from lossbench.loss.surrogates import Level
 from lossbench.loss.window import Layout, Window
 from lossbench.sampling.rollouts import row_uniforms, sample
 from lossbench.training.microbatch import by_length, loss_mask, row_facts, whole
@@ -49,7 +50,7 @@ class ModeTrainer(GRPOTrainer):
         *,
         mode: Mode,
         args: GRPOConfig,
-        surrogate_params: SurrogateParams | None = None,
+        surrogate_params: BaseModel | None = None,
         horizon: float | None = None,
         match_scale: bool = False,
         recorder: Recorder | None = None,
@@ -72,15 +73,13 @@ class ModeTrainer(GRPOTrainer):
         if self._is_vlm:
             raise UsageError("models with image inputs are not supported: use a text-only causal language model")
         self.mode = mode
-        self.surrogate_params = surrogate_params or SurrogateParams()
+        self.surrogate_params = mode.surrogate.constants_of(surrogate_params)
         self.horizon = float(horizon or self.max_completion_length)
         self.match_scale = match_scale
         self.recorder = recorder
         self.cut_by_length = cut_by_length
         self._aggregation = mode.aggregation
         self._level: Level = self.surrogate_params.importance_sampling_level
-        if mode.loss_type == "gspo" and self._level == "token":
-            self._level = "sequence"
         self._generation = 0
         self._layout: Layout | None = None
         self._window: Window | None = None
@@ -209,10 +208,11 @@ class ModeTrainer(GRPOTrainer):
         self._sums = {}
         step = self.state.global_step + 1
         self._pending_step = {
-            "step": step, "loss": sums["loss"] * scalar, "tokens": window.tokens, "entropy_sum": sums["entropy"],
-            "clipped_tokens": sums["clipped"], "kl_sum": sums.get("kl"), "weight_sum": window.weight_sum,
+            "step": step, "loss": sums["loss"] * scalar, "tokens": int(window.totals.tokens),
+            "entropy_sum": sums["entropy"], "clipped_tokens": sums.get("clipped"), "kl_sum": sums.get("kl"),
+            "weight_sum": window.weight_sum,
         }  # fmt: skip
-        if window.tokens == 0:
+        if window.totals.tokens == 0:
             self.on_empty_window(step)
         if self.recorder and self.accelerator.is_main_process:
             self.recorder.use_rows(step, window.terms_of_row, scalar)
@@ -266,7 +266,7 @@ class ModeTrainer(GRPOTrainer):
         old_BT = piece["old_per_token_logps"] if "old_per_token_logps" in piece else logp_BT.detach()
         advantages_B = piece["advantages"]
         loss_BT = self.mode.surrogate.fn(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
-        if "importance_sampling_ratio" in piece and self.mode.loss_type != "vespo":
+        if "importance_sampling_ratio" in piece and self.mode.surrogate.corrects_sampler:
             loss_BT = loss_BT * torch.where(mask_BT, piece["importance_sampling_ratio"], 0.0)
         if self.beta:
             corrected_by = old_BT if self.args.use_bias_correction_kl else None
@@ -275,12 +275,11 @@ class ModeTrainer(GRPOTrainer):
             self._add("kl", kl.detach().masked_fill(~mask_BT, 0).sum())
         loss = weighted_loss(loss_BT, mask_BT, terms_B.to(loss_BT.dtype))
         assert entropy_BT is not None
-        clipped = clipped_BT(
-            self.mode.loss_type, logp_BT.detach(), old_BT, advantages_B, mask_BT, self.surrogate_params
-        )
+        clipped_BT = self.mode.surrogate.clipped_BT(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
         self._add("loss", loss.detach())
         self._add("entropy", entropy_BT.detach().masked_fill(~mask_BT, 0).sum())
-        self._add("clipped", clipped.sum())
+        if clipped_BT is not None:
+            self._add("clipped", clipped_BT.sum())
         return loss
 
     def _add(self, name: str, value: Tensor) -> None:

@@ -14,8 +14,8 @@ from support.hazard_policy import (
 )
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import parse_mode
+from lossbench.loss.window import window_weights
 from lossbench.probe.batches import Sampling
 from lossbench.probe.drift import DriftTable, Projections, matched_difference, projections_of
 from lossbench.probe.prober import Prober, ProbeSettings, joined, probe_pairs
