@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 from lossbench.version import __version__
 
 if TYPE_CHECKING:
+    from lossbench.api import Sweep, load, run_sweep
     from lossbench.loss.modes import parse_mode
     from lossbench.loss.verl_agg_loss import agg_loss
-    from lossbench.store.read import load
 
-__all__ = ["__version__", "agg_loss", "load", "parse_mode"]
+__all__ = ["Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep"]
 
 _LAZY = {
+    "Sweep": "lossbench.api",
     "agg_loss": "lossbench.loss.verl_agg_loss",
-    "load": "lossbench.store.read",
+    "load": "lossbench.api",
     "parse_mode": "lossbench.loss.modes",
+    "run_sweep": "lossbench.api",
 }
 
 

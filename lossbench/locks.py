@@ -1,61 +1,89 @@
-"""Who works on a sweep's folder. The kernel lets go of a lock when the process that holds it dies.
+"""Locks on folders and files, by `filelock`: the system releases a lock when the process that holds it ends.
 
-A sweep holds the folder alone. Slices of one plan (`--shard i/n`) share it, each slice held once, all of the same n.
+A sweep holds its folder alone. Slices of one plan (`--shard i/n`) share it, each slice held once, all of the same n.
 """
 
-import fcntl
-import time
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from lossbench.errors import UsageError
-from lossbench.store.held import LOCK_FILE, is_held, try_lock
 
-_TRIES, _BETWEEN_TRIES_S = 3, 0.05
+LOCK_FILE = ".lock"
+_GATE = ".lock-gate"  # held while a folder's locks are compared and one is taken
+_BRIEFLY_S = 0.15  # someone may hold a lock for an instant, only to see whether it is free
 
 
-class Lock:
-    """Holds `folder` against other sweeps while it is entered. Raises UsageError where another one holds it."""
+@contextmanager
+def exclusive(path: Path, refusal: str | None = None) -> Iterator[None]:
+    """Hold the lock file `path`: wait for its holder or, where a `refusal` is given, raise UsageError with it."""
+    from filelock import FileLock, Timeout
 
-    def __init__(self, folder: Path, shard: tuple[int, int] | None = None, plan: str = "") -> None:
-        """`shard`: slice i of n of the plan that `plan` names; slices of another plan could hold the same runs."""
-        self.folder = folder
-        self.shard = shard
-        self.plan = plan
-        self._held: list[TextIO] = []
+    lock = FileLock(path, timeout=-1 if refusal is None else _BRIEFLY_S)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(str(refusal)) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
-    def __enter__(self) -> "Lock":
+
+@contextmanager
+def sweep_lock(folder: Path, shard: tuple[int, int] | None = None, plan: str = "") -> Iterator[None]:
+    """Hold `folder` for a sweep. Raises UsageError where another one that could make the same runs holds it.
+
+    `shard` is slice i of n of the plan that `plan` names; slices of another plan could hold the same runs.
+    """
+    what = "a sweep" if shard is None else f"a sweep that would share runs with slice {shard[0]}"
+    refusal = f"{what} is running in '{folder}' already: wait for it, or give another --out"
+    cut = None if shard is None else f"-of-{shard[1]}{plan}"
+    mine = folder / (LOCK_FILE if shard is None else f"{LOCK_FILE}-{shard[0]}{cut}")
+    with ExitStack() as held:
+        with exclusive(folder / _GATE):
+            for other in _lock_files(folder):
+                if other != mine and not (cut and other.name.endswith(cut)) and _is_held(other):
+                    raise UsageError(refusal)
+            held.enter_context(exclusive(mine, refusal))
+        yield
+
+
+def is_being_worked_on(folder: Path) -> bool:
+    """Whether a sweep, a slice of one or an import of logs is running in `folder` now."""
+    return any(_is_held(path) for path in _lock_files(folder))
+
+
+def _lock_files(folder: Path) -> list[Path]:
+    return [path for path in folder.glob(f"{LOCK_FILE}*") if path.name != _GATE and path.is_file()]
+
+
+def _is_held(path: Path) -> bool:
+    """Whether some process holds the lock; needs no permission to write, and does not stand in another reader's way."""
+    if sys.platform == "win32":
+        from filelock import FileLock, Timeout
+
         try:
-            if self.shard is None:
-                self._hold(LOCK_FILE, fcntl.LOCK_EX)
-                return self
-            i, n = self.shard
-            self._hold(LOCK_FILE, fcntl.LOCK_SH)
-            cut = f"{LOCK_FILE}-of-{n}{self.plan}"
-            for other in self.folder.glob(f"{LOCK_FILE}-of-*"):
-                if other.name != cut and is_held(other):
-                    raise self._refusal()
-            self._hold(cut, fcntl.LOCK_SH)
-            self._hold(f"{LOCK_FILE}-{i}-of-{n}", fcntl.LOCK_EX)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+            FileLock(path, timeout=0).acquire().lock.release()
+        except Timeout:
+            return True
+        except OSError:
+            pass
+        return False
+    import fcntl
 
-    def _hold(self, name: str, kind: int) -> None:
-        handle = (self.folder / name).open("a+")
-        self._held.append(handle)
-        for _ in range(_TRIES):
-            if try_lock(handle, kind):
-                return
-            time.sleep(_BETWEEN_TRIES_S)  # someone may only have looked whether it is held
-        raise self._refusal()
-
-    def _refusal(self) -> UsageError:
-        what = "a sweep" if self.shard is None else f"a sweep that would share runs with slice {self.shard[0]}"
-        return UsageError(f"{what} is running in '{self.folder}' already: wait for it, or give another --out")
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._held:
-            handle.close()
-        self._held.clear()
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:  # released and removed, or a link
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a disk without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False

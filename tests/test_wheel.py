@@ -44,3 +44,8 @@ def test_the_wheel_carries_the_same_recipes_as_the_checkout(installed):
 def test_the_wheel_carries_the_reports_templates(installed):
     names = {path.name for path in (installed / "lossbench" / "report").iterdir()}
     assert {"template.html.j2", "style.css"} <= names
+
+
+def test_the_wheel_carries_the_pages(installed):
+    shipped = {path.name for path in (installed / "lossbench" / "docs").iterdir()}
+    assert shipped == {path.name for path in (ROOT / "lossbench" / "docs").iterdir()} and "your-own.md" in shipped

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ from lossbench.claims.registry import ALPHA, Claim, Contrast
 from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
 from lossbench.metrics.compare import arm_values, pair_label
 from lossbench.metrics.length import METRICS
+from lossbench.metrics.weights import EXACT_CHECKS, ExactCheck
 from lossbench.stats import (
     Interval,
     holm,
@@ -22,9 +22,6 @@ from lossbench.stats import (
     t_interval,
     tost,
 )
-
-if TYPE_CHECKING:
-    from lossbench.metrics.weights import ExactCheck
 
 EQUIVALENCE_CONFIDENCE = 1 - 2 * ALPHA
 """The interval that two one-sided tests at `ALPHA` look at."""
@@ -71,12 +68,7 @@ def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _D
     return _tested(claim, data, (*notes, *_beside(claim, metrics)))
 
 
-def _exact_checks(claim: Claim) -> "list[ExactCheck]":
-    if not claim.exact:
-        return []
-    # Loads torch, which verdicts on runs alone can do without.
-    from lossbench.metrics.weights import EXACT_CHECKS
-
+def _exact_checks(claim: Claim) -> list[ExactCheck]:
     return [EXACT_CHECKS[name]() for name in claim.exact]
 
 

@@ -24,6 +24,7 @@ COMMANDS = (
     "reproduce",
     "probe",
     "compare",
+    "identify",
     "modes",
     "weights",
     "ingest",

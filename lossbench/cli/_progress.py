@@ -1,24 +1,180 @@
-"""The progress bar of a warm start."""
+"""A sweep as it is shown on stderr: live bars in a terminal, plain lines elsewhere, nothing when quiet."""
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as TimeRemaining
+from rich.text import Text
 
 from lossbench.cli._shared import talk
+from lossbench.sweep.executors.base import Progress as Step
+from lossbench.sweep.schedule import Watch
+from lossbench.training.run_spec import RunSpec
+
+_LINE_EVERY_S = 15.0
 
 
-@contextmanager
-def warm_start_bar(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yields `on_step(done, total)`: a bar in a terminal, a line at the start elsewhere, nothing when quiet."""
-    if quiet or not sys.stderr.isatty():
-        if not quiet:
-            talk(f"{title} (once; about a minute each) …")
+def watcher(quiet: bool) -> Watch:
+    """The callbacks that show a sweep on this stderr."""
+    if quiet:
+        return Watch()
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Clock:
+    """Time left, from the steps made since this call began: what a run had made before took no time of it."""
+
+    def __init__(self, runs: Sequence[RunSpec]) -> None:
+        self.left_of = {spec.run_id: spec.settings.steps for spec in runs}
+        self.steps_total = sum(self.left_of.values())
+        self.runs_total = len(runs)
+        self.runs_ended = 0
+        self.began = time.monotonic()
+        self._steps = dict(self.left_of)
+        self._first: dict[str, int] = {}
+        self._made: dict[str, int] = {}
+
+    def progressed(self, run_id: str, step: int) -> None:
+        """A run has made this step."""
+        self._made[run_id] = step + 1 - self._first.setdefault(run_id, step)
+        self.left_of[run_id] = self._steps[run_id] - step
+
+    def ended(self, run_id: str) -> None:
+        """A run has ended, whether or not it made all its steps."""
+        self.runs_ended += 1
+        self.left_of[run_id] = 0
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that need not be waited for."""
+        return self.steps_total - sum(self.left_of.values())
+
+    def left(self) -> str:
+        """Estimated time left as m:ss, or a dash before there is anything to go by."""
+        made = sum(self._made.values())
+        if not made:
+            return "-:--"
+        seconds = (time.monotonic() - self.began) / made * sum(self.left_of.values())
+        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def _numbers(step: Step) -> str:
+    reward = "  –  " if step.reward_mean is None else f"{step.reward_mean:.2f}"
+    length = " –  " if step.length_mean is None else f"{step.length_mean:.1f}"
+    return f"reward {reward}  length {length}"
+
+
+class Lines(Watch):
+    """A plain line for each start and end, and now and then for a run that goes on."""
+
+    wants_notes = True
+
+    def __init__(self) -> None:
+        self.last_line: dict[str, float] = {}
+        self.latest: dict[str, Step] = {}
+
+    def note(self, text: str) -> None:
+        """One line."""
+        talk(f"note: {text}")
+
+    @contextmanager
+    def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """A line at the start."""
+        talk(f"{title} (once; about a minute each) …")
         yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
+        """How much there is to do."""
+        talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {slots} at once")
+        self.clock = Clock(left)
+
+    def started(self, spec: RunSpec) -> None:
+        """One line."""
+        talk(f"{spec.arm} seed {spec.seed}: started")
+        self.last_line[spec.run_id] = time.monotonic()
+
+    def advance(self, progress: Step) -> Step:
+        """`progress`, with the numbers of the last sampling where this step sampled nothing itself."""
+        self.clock.progressed(progress.run_id, progress.step)
+        before = self.latest.get(progress.run_id)
+        if before is not None and progress.reward_mean is None:
+            progress = replace(before, step=progress.step)
+        self.latest[progress.run_id] = progress
+        return progress
+
+    def progressed(self, progress: Step) -> None:
+        """A line every quarter of a minute and run."""
+        step, now = self.advance(progress), time.monotonic()
+        if now - self.last_line.get(step.run_id, now) > _LINE_EVERY_S:
+            self.last_line[step.run_id] = now
+            talk(f"{step.run_id}: step {step.step}  {_numbers(step)}  left {self.clock.left()}")
+
+    def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
+        """One line, with the log of a run that failed."""
+        self.clock.ended(spec.run_id)
+        latest = self.latest.get(spec.run_id)
+        done = f"done  {_numbers(latest)}" if latest else "done"
+        text = done if reason is None else f"failed: {reason}; its log: {log}"
+        self.line(f"[{self.clock.runs_ended}/{self.clock.runs_total}] {spec.arm} seed {spec.seed}: {text}")
+
+    def line(self, text: str) -> None:
+        """Print a finished run's line."""
+        talk(text)
+
+
+class Bars(Lines):
+    """A bar per running run and one for the sweep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.console = Console(stderr=True)
+        self.bars: dict[str, TaskID] = {}
+
+    @contextmanager
+    def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar."""
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemaining())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            bar = progress.add_task(title, total=None)
+            yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
+        """The bar of the sweep."""
+        super().begun(folder, mine, left, slots)
+        description, numbers = (
+            TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[numbers]")
+        )
+        columns = (description, BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn())
+        self.progress = Progress(*columns, console=self.console, transient=True)
+        self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")
+
+    def started(self, spec: RunSpec) -> None:
+        """A bar of its own."""
+        self.progress.start()
+        label = f"{spec.arm}  seed {spec.seed}"
+        self.bars[spec.run_id] = self.progress.add_task(label, total=spec.settings.steps, numbers="starting")
+
+    def progressed(self, progress: Step) -> None:
+        """Move the bars."""
+        step = self.advance(progress)
+        self.progress.update(self.bars[step.run_id], completed=step.step, numbers=_numbers(step))
+        self.progress.update(self.all, completed=self.clock.steps_done, numbers=f"left {self.clock.left()}")
+
+    def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
+        """A line above the bars."""
+        self.progress.remove_task(self.bars.pop(spec.run_id))
+        super().ended(spec, reason, log)
+
+    def line(self, text: str) -> None:
+        """Above the bars."""
+        self.console.print(Text(text))
+
+    def over(self) -> None:
+        """Take the bars away."""
+        self.progress.stop()

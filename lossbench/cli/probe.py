@@ -101,9 +101,10 @@ def probe(
     Example: lossbench probe --modes grpo,dr_grpo,dapo
     """
     from lossbench.cli._probe import ProbeRequest, run
+    from lossbench.sweep.overrides import dataset_task
 
     chosen_task: dict[str, Any] = {"task": task or "selfcheck", "task_params": {}}
-    chosen_task |= o.dataset_task(dataset, verifier, task)
+    chosen_task |= dataset_task(dataset, verifier, task)
     chosen_task["task_params"] |= o.task_params(settings or [])
     given = {"--policy": policy, "--model": model, "--checkpoints": checkpoints, "--projections": projections}
     chosen = [name for name, value in given.items() if value is not None]

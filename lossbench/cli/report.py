@@ -11,9 +11,7 @@ from lossbench.cli._shared import OUTPUT, QuietOption, print_table, talk
 if TYPE_CHECKING:
     from lossbench.report.write import Report
 
-RESULTS = Path("results")
 VERDICT_COLUMNS = ["claim", "status", "n", "effect", "ci_low", "ci_high", "unit", "p", "p_holm", "sentence"]
-ARM_COLUMNS = ["arm", "runs", "planned", "incorrect", "correct", "reward", "difference", "ci_low", "ci_high", "p"]
 
 
 class ReportFormat(StrEnum):
@@ -44,13 +42,11 @@ def report(
 
     Example: lossbench report results/quick-1a2b3c --baseline dr_grpo
     """
-    from lossbench.report.write import make_report
-    from lossbench.store.read import newest_sweep
+    from lossbench.api import load
 
-    sweep = folder if folder is not None else newest_sweep(RESULTS)
-    made = make_report(sweep, baseline, out)
+    made = load(folder).report(out, baseline)
     if format is ReportFormat.json:
-        _print_json(made)
+        print((made.folder / "summary.json").read_text(encoding="utf-8"), end="")
     else:
         _print_text(made)
     if not quiet:
@@ -59,40 +55,17 @@ def report(
         raise typer.Exit(1)
 
 
-def _print_json(made: "Report") -> None:
-    print((made.folder / "summary.json").read_text(), end="")
-
-
 def _print_text(made: "Report") -> None:
     """The finding, the verdicts and a table of arms."""
+    from lossbench.api import arm_rows
     from lossbench.report.finding import find, support
 
     finding = find(made.data)
     print("\n".join([finding.sentence, *support(made.data, finding)]))
     print()
-    print_table(_arm_rows(made), ARM_COLUMNS, "table")
+    print_table(arm_rows(made.data))
     if made.data.verdicts:
         print_table([verdict.row() for verdict in made.data.verdicts], VERDICT_COLUMNS, "table")
-
-
-def _arm_rows(made: "Report") -> list[dict]:
-    """Late lengths and reward per arm; the difference is that of incorrect length to the arm's reference."""
-    data, rows = made.data, []
-    for arm in data.arms:
-        row = {"arm": arm.name, "runs": arm.completed, "planned": arm.planned}
-        for name, metric in (
-            ("incorrect", "late_length_incorrect"),
-            ("correct", "late_length_correct"),
-            ("reward", "late_reward"),
-        ):
-            values = data.values(arm.name, metric)
-            row[name] = float(values.mean()) if values.size else None
-        if arm.reference is not None:
-            result = data.pair(arm.name, arm.reference, "late_length_incorrect")
-            row |= {"difference": result.difference, "ci_low": result.ci_low, "ci_high": result.ci_high}
-            row["p"] = result.p_two_sided
-        rows.append(row)
-    return rows
 
 
 def _say(made: "Report") -> None:

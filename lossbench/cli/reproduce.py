@@ -20,12 +20,12 @@ _SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="A recipe that states claims.")] = "dr-grpo",
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Two minutes instead of forty: shows the way, decides nothing.")
+        bool, typer.Option("--smoke", help="Two minutes instead of forty: too small for verdicts.")
     ] = False,
     probe: Annotated[bool, typer.Option(help="Also probe the frozen policy, which one claim needs.")] = True,
     sampler: o.SamplerOption = None,
     jobs: o.JobsOption = None,
-    executor: o.ExecutorOption = "local",
+    executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
     retry_failed: o.RetryFailedOption = False,
     out: Annotated[
@@ -38,21 +38,22 @@ def reproduce(
 
     Example: lossbench reproduce dr-grpo --smoke
     """
+    from lossbench.api import plan_sweep
+    from lossbench.cli.sweep import make_runs
     from lossbench.sweep.recipe import recipe_path
-    from lossbench.sweep.run import launch, resolved_recipe
 
-    flags: dict[str, Any] = {"name": f"{recipe_path(recipe).stem}-smoke", **_SMOKE} if smoke else {}
-    resolved = resolved_recipe(recipe, {**flags, "sampler": sampler}, {}, [])
-    if not resolved.claims:
+    changes: dict[str, Any] = {"name": f"{recipe_path(recipe).stem}-smoke", **_SMOKE} if smoke else {}
+    planned = plan_sweep(
+        recipe, sampler=sampler, jobs=jobs, executor=executor, address=address, retry_failed=retry_failed, out=out,
+        **changes,
+    )  # fmt: skip
+    if not planned.recipe.claims:
         raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
     if smoke:
         talk("a smoke run: two seeds of 30 steps cannot decide any claim about training")
-    launched = o.Launch(
-        jobs=jobs, executor=executor, address=address, retry_failed=retry_failed, out=out, quiet=quiet
-    )  # fmt: skip
-    folder = launch(resolved, launched)
-    if probe and "C9" in resolved.claims:
-        _probe(folder, resolved.policy_seeds, smoke, quiet)
+    folder = make_runs(planned, quiet)
+    if probe and "C9" in planned.recipe.claims:
+        _probe(folder, planned.recipe.policy_seeds, smoke, quiet)
     _judge(folder, str(format), quiet)
 
 
@@ -67,9 +68,9 @@ def _probe(folder: Path, policy_seeds: Sequence[int], smoke: bool, quiet: bool) 
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:
-    from lossbench.report.write import make_report
+    from lossbench.api import load
 
-    made = make_report(folder)
+    made = load(folder).report()
     print_table([verdict_row(verdict) for verdict in made.data.verdicts], COLUMNS, format)
     if not quiet:
         talk(f"the report: {made.folder / 'index.html'}")

@@ -28,11 +28,10 @@ def runs(
 
     Example: lossbench runs --status failed --format json
     """
-    from lossbench.store.read import load, newest_sweep
+    from lossbench.api import load
     from lossbench.sweep.status import COLUMNS, run_rows
 
-    sweep = load(folder or newest_sweep(Path("results")))
-    rows = [row for row in run_rows(sweep) if status is None or row["status"] == status]
-    print_table(rows, COLUMNS, format)
+    sweep = load(folder)
+    print_table([row for row in run_rows(sweep) if status in (None, row["status"])], COLUMNS, format)
     for problem in sweep.problems:
         talk(f"warning: {problem}")

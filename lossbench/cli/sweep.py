@@ -1,64 +1,175 @@
 """`lossbench sweep`: train a grid of modes x seeds."""
 
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Context, Exit, Option
+
 from lossbench.cli import _options as o
-from lossbench.cli._shared import Format, FormatOption, QuietOption
+from lossbench.cli._shared import (
+    EXECUTION,
+    GRID,
+    OUTPUT,
+    TRAINING,
+    Format,
+    FormatOption,
+    QuietOption,
+    print_table,
+    talk,
+)
+
+if TYPE_CHECKING:
+    from lossbench.sweep.run import Planned
 
 
 def sweep(
-    recipe: o.RecipeArgument = "quick",
-    modes: o.ModesOption = None,
-    loss_types: o.LossTypesOption = None,
-    agg_modes: o.AggModesOption = None,
-    scale_rewards: o.ScaleRewardsOption = None,
-    seeds: o.SeedsOption = None,
-    skip_duplicates: o.SkipDuplicatesOption = False,
-    steps: o.StepsOption = None,
-    model: o.ModelOption = None,
-    task: o.TaskOption = None,
-    dataset: o.DatasetOption = None,
+    context: Context,
+    recipe: Annotated[str, Argument(help="A built-in recipe (see `lossbench recipes`) or a TOML file.")] = "quick",
+    modes: Annotated[
+        str | None, Option(help="Modes, comma-separated: grpo,dr_grpo,grpo@token-mean/none.", rich_help_panel=GRID)
+    ] = None,
+    loss_types: Annotated[
+        str | None, Option(help="An axis of a grid: surrogates (or, alone, presets).", rich_help_panel=GRID)
+    ] = None,
+    agg_modes: Annotated[str | None, Option(help="An axis of a grid: aggregations.", rich_help_panel=GRID)] = None,
+    scale_rewards: Annotated[
+        str | None, Option(help="An axis of a grid: group, batch, none.", rich_help_panel=GRID)
+    ] = None,
+    seeds: Annotated[
+        str | None, Option(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.", rich_help_panel=GRID)
+    ] = None,
+    skip_duplicates: Annotated[
+        bool,
+        Option("--skip-duplicates", help="Skip modes that are mathematically identical in this setup.",
+               rich_help_panel=GRID),
+    ] = False,
+    steps: Annotated[int | None, Option(help="Optimizer steps per run.", rich_help_panel=TRAINING)] = None,
+    model: Annotated[
+        str | None, Option(help="Policy: a hub id (id@revision), a folder, or a .gguf file.", rich_help_panel=TRAINING)
+    ] = None,
+    task: Annotated[
+        str | None, Option(help="A task (see `lossbench tasks`), or file.py:Name.", rich_help_panel=TRAINING)
+    ] = None,
+    dataset: Annotated[
+        str | None, Option(help="Train on the prompts and answers of this file.", rich_help_panel=TRAINING)
+    ] = None,
     verifier: o.VerifierOption = None,
-    lora: o.LoraOption = None,
+    lora: Annotated[
+        str | None, Option(help="Train a LoRA adapter: r=16 or r=16,alpha=32.", rich_help_panel=TRAINING)
+    ] = None,
     sampler: o.SamplerOption = None,
-    report_to: o.ReportToOption = None,
-    probe_every: o.ProbeEveryOption = None,
-    checkpoint_every: o.CheckpointEveryOption = None,
-    set_: o.SetOption = None,
+    report_to: Annotated[
+        str | None, Option(help="Also log through TRL to tensorboard, wandb or trackio.", rich_help_panel=TRAINING)
+    ] = None,
+    probe_every: Annotated[
+        int | None, Option(help="Probe the length bias every so many steps.", rich_help_panel=TRAINING)
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, Option(help="Checkpoint every so many steps.", rich_help_panel=TRAINING)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        Option("--set", help="Any key of the recipe: --set learning_rate=1e-5.", rich_help_panel=TRAINING),
+    ] = None,
     jobs: o.JobsOption = None,
-    executor: o.ExecutorOption = "local",
+    executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
-    gpus_per_run: o.GpusPerRunOption = None,
-    nproc_per_run: o.ProcessesOption = 1,
-    shard: o.ShardOption = None,
+    gpus_per_run: Annotated[
+        float | None,
+        Option(help="GPUs of each run, 0.5 for two runs on one GPU; by default one per process.",
+               rich_help_panel=EXECUTION),
+    ] = None,
+    nproc_per_run: Annotated[
+        int,
+        Option(help="Processes that share one run; each takes its part of every micro-batch: the window stays the "
+               "same.", rich_help_panel=EXECUTION, min=1),
+    ] = 1,
+    shard: Annotated[
+        str | None,
+        Option(help="i/n: only the i-th of n slices of the plan, all in one folder. Slices made on separate disks join "
+               "where their folders are copied over each other.", rich_help_panel=EXECUTION),
+    ] = None,
     retry_failed: o.RetryFailedOption = False,
-    fail_fast: o.FailFastOption = False,
-    fresh: o.FreshOption = False,
-    out: o.OutOption = None,
-    dry_run: o.DryRunOption = False,
+    fail_fast: Annotated[
+        bool, Option("--fail-fast", help="Stop after the first failed run.", rich_help_panel=EXECUTION)
+    ] = False,
+    fresh: Annotated[
+        bool, Option("--fresh", help="Start over in a new folder; nothing is deleted.", rich_help_panel=EXECUTION)
+    ] = False,
+    out: Annotated[
+        Path | None, Option(help="The sweep's folder; by default results/<recipe>-<hash>.", rich_help_panel=OUTPUT)
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the resolved runs and start nothing.", rich_help_panel=OUTPUT)
+    ] = False,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train modes x seeds with GRPO; the same command again completes what is left.
 
     Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
     """
-    from lossbench.policies.adapters import parse_lora
-    from lossbench.sweep.run import launch, resolved_recipe
+    from lossbench.api import plan_sweep
 
-    flags = {
-        "seeds": seeds, "steps": steps, "policy": model, "task": task, "sampler": sampler,
-        "lora": None if lora is None else parse_lora(lora), "report_to": _names(report_to), "probe_every": probe_every,
-        "checkpoint_every": checkpoint_every, **o.dataset_task(dataset, verifier, task),
-    }  # fmt: skip
-    axes = {"modes": modes, "loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards}
-    resolved = resolved_recipe(recipe, flags, axes, set_ or [])
-    options = o.Launch(
-        jobs=jobs, executor=executor, address=address, gpus_per_run=gpus_per_run, processes=nproc_per_run, shard=shard,
-        retry_failed=retry_failed, fail_fast=fail_fast, fresh=fresh, skip_duplicates=skip_duplicates, out=out,
-        dry_run=dry_run, format=str(format), quiet=quiet,
-    )  # fmt: skip
-    launch(resolved, options)
+    said_here = ("recipe", "set_", "dry_run", "format", "quiet")
+    overrides = {name: value for name, value in context.params.items() if name not in said_here}
+    planned = plan_sweep(recipe, set_ or [], **overrides)
+    if dry_run:
+        _say_what_would_run(planned, format, quiet)
+    else:
+        make_runs(planned, quiet)
 
 
-def _names(text: str | None) -> list[str] | None:
-    """`a,b` as a list."""
-    return None if text is None else [name.strip() for name in text.split(",")]
+def _say_what_would_run(planned: "Planned", format: str, quiet: bool) -> None:
+    """The planned runs on stdout, and on stderr how they would compute."""
+    from lossbench.cli._progress import Lines
+    from lossbench.sweep.dry_run import planned_rows, ways_of_computing
+    from lossbench.sweep.run import check_planned
+    from lossbench.sweep.schedule import Watch
+
+    planned = check_planned(planned, Watch() if quiet else Lines(), fetch=False)
+    print_table(planned_rows(planned), None, format)
+    for line in ways_of_computing(planned):
+        talk(line)
+    talk(f"{len(planned.mine)} runs would go to '{planned.folder}'; nothing was started")
+
+
+def make_runs(planned: "Planned", quiet: bool) -> Path:
+    """Make the runs and say how they went; returns the sweep's folder.
+
+    Exits with 1 where a run failed, and with 130 and the command that resumes on Ctrl-C.
+    """
+    from lossbench.cli._progress import watcher
+    from lossbench.sweep.run import check_planned, run_planned
+
+    watch, fresh = watcher(quiet), planned.options.fresh
+    try:
+        planned = check_planned(planned, watch, fetch=True)
+        result = run_planned(planned, watch)
+    except KeyboardInterrupt:
+        talk(f"interrupted; finished runs are safe. To go on: {resume_command(planned.folder, fresh)}")
+        raise Exit(130) from None
+    if not quiet:
+        talk(f"{result.completed} of {len(planned.mine)} runs completed. Next: lossbench report '{result.folder}'")
+    if result.failed or result.left:
+        talk(
+            f"{result.failed} failed, {result.left} not run: `lossbench runs '{result.folder}' --status failed` shows "
+            f"their logs; to run them again: {resume_command(result.folder, fresh, '--retry-failed')}"
+        )
+        raise Exit(1)
+    return result.folder
+
+
+def resume_command(folder: Path, fresh: bool, *more: str) -> str:
+    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
+    from lossbench.store.provenance import command_line
+
+    words = shlex.split(command_line())
+    if fresh:
+        words = [word for word in words if word != "--fresh"]
+        if "--out" in words:
+            at = words.index("--out")
+            del words[at : at + 2]
+        words = [*(word for word in words if not word.startswith("--out=")), "--out", str(folder)]
+    return shlex.join([*words, *(word for word in more if word not in words)])

@@ -26,7 +26,7 @@ def tasks(
     For each prompt a right and a wrong answer with their rewards, and the reward of the right answer cut at the cap.
     Your own task is one file: --task mytask.py:Task.
 
-    Example: lossbench tasks arithmetic --set digits=2 --show 3
+    Example: lossbench tasks arithmetic --set task_params.digits=2 --show 3
     """
     from lossbench.tasks import TASKS, make_task
 

@@ -1,13 +1,11 @@
 """Where an ingest works until its runs are whole."""
 
-import fcntl
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lossbench.errors import UsageError
-from lossbench.store.held import LOCK_FILE, try_lock
+from lossbench.locks import LOCK_FILE, exclusive
 
 SCRATCH = ".ingest"
 
@@ -26,9 +24,8 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     scratch = out / SCRATCH
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK_FILE).open("a") as lock:
-        if not try_lock(lock, fcntl.LOCK_EX):
-            raise UsageError(f"'{out}' is being written to by another call: wait for it, or give another --out")
+    refusal = f"'{out}' is being written to by another call: wait for it, or give another --out"
+    with exclusive(out / LOCK_FILE, refusal):
         try:
             shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
             scratch.mkdir()

@@ -13,22 +13,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from lossbench.errors import unknown
-from lossbench.loss.lazy_torch import Tensor, torch
 from lossbench.registry import Registry
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a row term may look at: (N,) tensors of one window's rows, or of those that came from one generation.
+    """What a row term may look at: (N,) arrays of one window's rows, or of those that came from one generation.
 
-    `lengths_N` live tokens, `groups_N` and `micro_N` name each row's prompt group and micro-batch, `horizon` the
-    constant H in tokens, `alpha` the mode's exponent.
+    `lengths_N` live tokens (float64), `groups_N` and `micro_N` name each row's prompt group and micro-batch,
+    `horizon` the constant H in tokens, `alpha` the mode's exponent.
     """
 
-    lengths_N: Tensor
-    groups_N: Tensor
-    micro_N: Tensor
+    lengths_N: np.ndarray
+    groups_N: np.ndarray
+    micro_N: np.ndarray
     horizon: float
     alpha: float | None = None
 
@@ -39,21 +40,19 @@ class Rows:
             raise ValueError("alpha is None: this aggregation needs a finite number")
         return self.alpha
 
-    def per_group(self, values_N: Tensor) -> Tensor:
+    def per_group(self, values_N: np.ndarray) -> np.ndarray:
         """(N,): for each row, the sum of the values over the rows of its prompt group."""
         return sum_by(values_N, self.groups_N)
 
-    def per_micro_batch(self, values_N: Tensor) -> Tensor:
+    def per_micro_batch(self, values_N: np.ndarray) -> np.ndarray:
         """(N,): for each row, the sum of the values over the rows of its micro-batch."""
         return sum_by(values_N, self.micro_N)
 
 
-def sum_by(values_N: Tensor, ids_N: Tensor) -> Tensor:
-    """(N,) floats: for each row, the sum of the values over all rows that share its id."""
-    values_N = values_N if values_N.is_floating_point() else values_N.double()
-    _, inverse_N = torch.unique(ids_N, return_inverse=True)
-    sums = values_N.new_zeros(int(inverse_N.max()) + 1 if len(inverse_N) else 0).index_add(0, inverse_N, values_N)
-    return sums[inverse_N]
+def sum_by(values_N: np.ndarray, ids_N: np.ndarray) -> np.ndarray:
+    """(N,) float64: for each row, the sum of the values over all rows that share its id."""
+    _, inverse_N = np.unique(ids_N, return_inverse=True)
+    return np.bincount(inverse_N, weights=values_N)[inverse_N] if len(ids_N) else np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Aggregation:
     """
 
     name: str
-    row_term: Callable[[Rows], Tensor]
+    row_term: Callable[[Rows], np.ndarray]
     divisor: Callable[[Totals], float]
     formula: str
     exponent: Callable[[float], float]
@@ -97,11 +96,11 @@ class Aggregation:
     depends_on_split: bool = False
 
 
-def _ones(rows: Rows) -> Tensor:
-    return torch.ones_like(rows.lengths_N)
+def _ones(rows: Rows) -> np.ndarray:
+    return np.ones_like(rows.lengths_N)
 
 
-def _length_power(rows: Rows) -> Tensor:
+def _length_power(rows: Rows) -> np.ndarray:
     """(L/H)^(alpha-1) / H, which is L^(alpha-1) / H^alpha without huge intermediate numbers."""
     return (rows.lengths_N / rows.horizon) ** (rows.exponent - 1.0) / rows.horizon
 

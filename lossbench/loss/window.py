@@ -3,31 +3,33 @@
 A generation of rollouts is cut into micro-batches; a window (one optimizer step) takes some of them, on every rank. The
 part of a generation that falls into one window is a *segment*. A row term needs its segment alone; the window's scalar
 needs all segments, so it is known when the window is full. Every rank computes this from the same gathered lengths, in
-float64, so ranks agree to the last bit.
+float64, so ranks agree to the last bit. Wherever arrays are taken, so are tensors on the CPU.
 """
 
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from lossbench.loss.aggregations import BoundAggregation, Rows, Totals, parse_aggregation
-from lossbench.loss.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One generation as it was dealt out: R ranks, C micro-batches each, B rows each; int64 (R, C, B) on the CPU.
+    """One generation as it was dealt out: R ranks, C micro-batches each, B rows each; whole numbers (R, C, B).
 
     `rows_RCB` numbers the generation's rows before they were shuffled; `lengths_RCB` counts loss tokens.
     """
 
-    lengths_RCB: Tensor
-    groups_RCB: Tensor
-    rows_RCB: Tensor
+    lengths_RCB: ArrayLike
+    groups_RCB: ArrayLike
+    rows_RCB: ArrayLike
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches per rank, C."""
-        return self.lengths_RCB.shape[1]
+        return np.shape(self.lengths_RCB)[1]
 
 
 @dataclass
@@ -46,39 +48,44 @@ class Window:
             raise ValueError(f"horizon is {self.horizon}; valid: a finite number above 0")
         self.totals = Totals(self.horizon)
 
-    def add(self, lengths_N: Tensor, group_ids_N: Tensor, micro_ids_N: Tensor) -> Tensor:
+    def add(self, lengths_N: ArrayLike, group_ids_N: ArrayLike, micro_ids_N: ArrayLike) -> np.ndarray:
         """Take rows into the window; returns their row terms (N,), float64, exactly 0 where a row is empty.
 
         A group counts once per call: where a window uses a generation twice, each pass is rows of its own. Raises
         ValueError where lengths and exponent give terms that float64 cannot hold.
         """
-        lengths_N, alpha = lengths_N.double(), self.aggregation.alpha
-        rows = Rows(lengths_N, group_ids_N, micro_ids_N, self.horizon, alpha)
+        alpha = self.aggregation.alpha
+        lengths_N, groups_N, micro_N = np.asarray(lengths_N, float), np.asarray(group_ids_N), np.asarray(micro_ids_N)
         live_N = lengths_N > 0
-        terms_N = torch.where(live_N, self.aggregation.entry.row_term(rows), 0.0)
-        if not torch.isfinite(terms_N).all() or (alpha is not None and not (terms_N[live_N] > 0).all()):
+        with np.errstate(all="ignore"):
+            terms_N = self.aggregation.entry.row_term(Rows(lengths_N, groups_N, micro_N, self.horizon, alpha))
+        terms_N = np.where(live_N, terms_N, 0.0)
+        if not np.isfinite(terms_N).all() or (alpha is not None and not (terms_N[live_N] > 0).all()):
             raise ValueError(
-                f"agg_mode '{self.aggregation.name}': the weights of {int(lengths_N.min())} to "
-                f"{int(lengths_N.max())} tokens leave the range of floats; valid: a number nearer to 0"
+                f"agg_mode '{self.aggregation.name}': the weights of {lengths_N.min():g} to {lengths_N.max():g} tokens "
+                "leave the range of floats; valid: a number nearer to 0"
             )
         self.totals += Totals(
             self.horizon,
             rows=len(lengths_N),
-            prompts=len(torch.unique(group_ids_N)),
-            micro_batches=len(torch.unique(micro_ids_N)),
+            prompts=len(np.unique(groups_N)),
+            micro_batches=len(np.unique(micro_N)),
             tokens=float(lengths_N.sum()),
             row_term_sum=float(terms_N.sum()),
         )
         return terms_N
 
-    def add_segment(self, layout: Layout, first: int, last: int) -> Tensor:
+    def add_segment(self, layout: Layout, first: int, last: int) -> np.ndarray:
         """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
-        lengths_RCB = layout.lengths_RCB[:, first:last]
+        lengths_RCB, groups_RCB, rows_RCB = (
+            np.asarray(values_RCB)[:, first:last]
+            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB)
+        )
         ranks, count, size = lengths_RCB.shape
-        micro_N = torch.arange(ranks * count).repeat_interleave(size)
-        terms_N = self.add(lengths_RCB.flatten(), layout.groups_RCB[:, first:last].flatten(), micro_N)
-        self.terms_of_row.update(zip(layout.rows_RCB[:, first:last].flatten().tolist(), terms_N.tolist(), strict=True))
-        return terms_N.view(ranks, count, size)
+        micro_N = np.arange(ranks * count).repeat(size)
+        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N)
+        self.terms_of_row.update(zip(rows_RCB.ravel().tolist(), terms_N.tolist(), strict=True))
+        return terms_N.reshape(ranks, count, size)
 
     @property
     def scalar(self) -> float:
@@ -98,13 +105,13 @@ class Window:
 
 def window_weights(
     aggregation: str | BoundAggregation,
-    lengths_N: Tensor,
-    group_ids_N: Tensor,
+    lengths_N: ArrayLike,
+    group_ids_N: ArrayLike,
     *,
     horizon: float,
-    micro_ids_N: Tensor | None = None,
+    micro_ids_N: ArrayLike | None = None,
     match_scale: bool = False,
-) -> Tensor:
+) -> np.ndarray:
     """Weights w_i (N,) of all rows of one window, float64.
 
     `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
@@ -112,13 +119,12 @@ def window_weights(
     negative lengths, a horizon not above 0 and weights beyond float64.
     """
     bound = parse_aggregation(aggregation) if isinstance(aggregation, str) else aggregation
-    micro_ids_N = torch.zeros_like(group_ids_N) if micro_ids_N is None else micro_ids_N
+    lengths_N, group_ids_N = np.asarray(lengths_N), np.asarray(group_ids_N)
+    micro_ids_N = np.zeros_like(group_ids_N) if micro_ids_N is None else np.asarray(micro_ids_N)
     for argument, ids_N in (("group_ids_N", group_ids_N), ("micro_ids_N", micro_ids_N)):
         if lengths_N.ndim != 1 or ids_N.shape != lengths_N.shape:
-            raise ValueError(
-                f"{argument} has shape {tuple(ids_N.shape)}, lengths_N {tuple(lengths_N.shape)}; valid: (N,)"
-            )
-    if bool((lengths_N < 0).any()):
-        raise ValueError(f"lengths_N holds {lengths_N.min().item()}; valid: token counts of 0 or more")
+            raise ValueError(f"{argument} has shape {ids_N.shape}, lengths_N {lengths_N.shape}; valid: (N,)")
+    if (lengths_N < 0).any():
+        raise ValueError(f"lengths_N holds {lengths_N.min()}; valid: token counts of 0 or more")
     window = Window(bound, horizon, match_scale)
     return window.add(lengths_N, group_ids_N, micro_ids_N) * window.scalar

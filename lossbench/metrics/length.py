@@ -5,26 +5,30 @@ resulting `Summary`. *Late* is the last fifth of a run's planned steps, *early* 
 used the completion. All means are pooled over completions (groups, tokens) of the window; NaN where there are none.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from lossbench.metrics.step_sums import (
     EVAL_COLUMNS,
+    LOG_COLUMNS,
     ROLLOUT_COLUMNS,
     Columns,
     add_step_log,
     as_columns,
+    completions_sql,
+    evaluations_sql,
+    last_of_each_step,
+    lengths_sql,
     pooled,
-    select,
-    step_sums,
     sums_from_step_log,
 )
 from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
+from lossbench.processes import cores
 
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
@@ -106,6 +110,9 @@ METRICS: dict[str, Metric] = _metrics(
 )  # fmt: skip
 """Every metric, in the order of the columns of `run_metrics`."""
 
+_MOST_THREADS = 8
+_NO_LENGTHS = pa.table({name: pa.array([], pa.float64()) for name in ("late", "correct", "length_tokens", "rows")})
+
 RUN_COLUMNS = ["run_id", "arm", "mode", "seed", "policy", "policy_seed", "status", "complete", "source"]
 """Columns that lead `run_metrics`; `source` is rollouts, steps (means of logged means) or none."""
 
@@ -115,7 +122,7 @@ class RunSummary:
     """One run reduced.
 
     - row: its row of `run_metrics` but for the metrics at the common reward
-    - sums: `sums.step_sums` of its completions, one row per step; evals: the same per evaluation
+    - sums: its `step_sums`, one row per step
     - lengths: how often each length occurs: columns late (0 early, 1 late), correct (0, 1), length_tokens, rows
     - path: its smoothed trajectory
     """
@@ -123,7 +130,6 @@ class RunSummary:
     run_id: str
     row: dict[str, Any]
     sums: Columns
-    evals: Columns
     lengths: Columns
     path: Trajectory
 
@@ -152,7 +158,9 @@ def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.Dat
 
 def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
     """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its completed runs."""
-    parts = [reduce_run(run, *tables) for run, tables in _read_ahead(sweep)]
+    with ThreadPoolExecutor(min(cores(), _MOST_THREADS)) as pool:
+        parts = list(pool.map(lambda run: reduce_run(sweep, run), records(sweep.runs)))
+    sweep.problems.sort()  # threads find them in any order
     complete = [part.path for part in parts if part.row["complete"]]
     threshold = common_reward(complete) if reward_threshold is None else reward_threshold
     rows = []
@@ -170,45 +178,28 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def _read_ahead(sweep: "Sweep") -> Iterator[tuple[dict[str, Any], tuple[Columns, Columns, Columns]]]:
-    """Each run of the sweep with its rollouts, steps and evals; the next run is read while one is worked on."""
-
-    def read(run: dict[str, Any]) -> tuple[Columns, Columns, Columns]:
-        run_id = str(run["run_id"])
-        return (
-            as_columns(sweep.run_table(run_id, "rollouts", ROLLOUT_COLUMNS)),
-            as_columns(sweep.run_table(run_id, "steps")),
-            as_columns(sweep.run_table(run_id, "evals", EVAL_COLUMNS)),
-        )
-
-    with ThreadPoolExecutor(1) as reader:
-        runs = records(sweep.runs)
-        coming = [reader.submit(read, run) for run in runs[:1]]
-        for place, run in enumerate(runs):
-            tables = coming.pop().result()
-            coming += [reader.submit(read, after) for after in runs[place + 1 : place + 2]]
-            yield run, tables
-
-
-def reduce_run(run: dict[str, Any], rollouts: Columns, steps: Columns, evals: Columns) -> RunSummary:
-    """Reduce one run's tables (columns as in the schema, of length 0 where a table is absent)."""
-    measured = bool(np.isfinite(rollouts["length_tokens"]).any())
-    source = "rollouts" if measured else "steps" if len(steps["step"]) else "none"
-    sums = add_step_log(sums_from_step_log(steps) if source == "steps" else step_sums(rollouts), steps)
+def reduce_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
+    """Reduce the tables of one run; `run` is its row of `Sweep.runs`."""
+    run_id = str(run["run_id"])
+    rollouts = sweep.query(run_id, "rollouts", ROLLOUT_COLUMNS, completions_sql)
+    log = last_of_each_step(as_columns(sweep.run_table(run_id, "steps", LOG_COLUMNS)))
+    source = "rollouts" if rollouts is not None and len(rollouts) else "steps" if len(log["step"]) else "none"
+    sums = add_step_log(as_columns(rollouts) if source == "rollouts" else sums_from_step_log(log), log)
     planned = _steps_planned(run, sums)
     path = trajectory(sums, planned)
     early = pooled(sums, is_early(sums["step"], planned))
     late = pooled(sums, is_late(sums["step"], planned))
-    eval_sums = step_sums(evals)
+    evals = sweep.query(run_id, "evals", EVAL_COLUMNS, evaluations_sql)
+    lengths = sweep.query(run_id, "rollouts", ROLLOUT_COLUMNS, lambda source: lengths_sql(source, planned))
     row = {
         **{column: run.get(column) for column in RUN_COLUMNS},
         "complete": run.get("status") == "completed",
         "source": source,
         **_windows(early, late),
-        **_whole_run(sums, steps, path, late["reward"]),
-        **_last_evaluation(eval_sums),
+        **_whole_run(sums, log, path, late["reward"]),
+        **_last_evaluation(evals),
     }
-    return RunSummary(str(run["run_id"]), row, sums, eval_sums, length_counts(rollouts, planned), path)
+    return RunSummary(run_id, row, sums, as_columns(_NO_LENGTHS if lengths is None else lengths), path)
 
 
 def _steps_planned(run: dict[str, Any], sums: Columns) -> int:
@@ -239,11 +230,11 @@ def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float
     return row
 
 
-def _whole_run(sums: Columns, steps: Columns, path: Trajectory, late_reward: float) -> dict[str, float]:
+def _whole_run(sums: Columns, log: Columns, path: Trajectory, late_reward: float) -> dict[str, float]:
     """Efficiency, slope after the plateau, tokens and time."""
     slope, slope_ols = slope_after(sums, plateau_step(path, late_reward))
     rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(np.nansum(sums["tokens"]))
-    wall = steps["wall_s"][~np.isnan(steps["wall_s"])]
+    wall = log["wall_s"][~np.isnan(log["wall_s"])]
     return {
         "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if rewarded_tokens else np.nan,
         "length_slope_plateau": slope,
@@ -253,23 +244,10 @@ def _whole_run(sums: Columns, steps: Columns, path: Trajectory, late_reward: flo
     }
 
 
-def _last_evaluation(evals: Columns) -> dict[str, float]:
+def _last_evaluation(evals: pa.Table | None) -> dict[str, float]:
     """The evaluation metrics, from the last evaluation after training began."""
-    if not len(evals["step"]) or evals["step"].max() <= 0:
+    sums = as_columns(evals) if evals is not None else {"step": np.zeros(0)}
+    if not sums["step"].max(initial=0) > 0:
         return {}
-    last = pooled(evals, evals["step"] == evals["step"].max())
+    last = pooled(sums, sums["step"] == sums["step"].max())
     return {f"eval_{name}": value for name, value in last.items() if f"eval_{name}" in METRICS}
-
-
-def length_counts(rollouts: Columns, steps_planned: int) -> Columns:
-    """How many early (late 0) and late (late 1) completions of one run, correct or not, have which length."""
-    known = ~(np.isnan(rollouts["length_tokens"]) | np.isnan(rollouts["correct"]) | np.isnan(rollouts["step"]))
-    rows = select(rollouts, known)
-    parts = []
-    for late, inside in ((0, is_early), (1, is_late)):
-        for correct in (0, 1):
-            mask = inside(rows["step"], steps_planned) & (rows["correct"] == correct)
-            lengths, counts = np.unique(rows["length_tokens"][mask], return_counts=True)
-            flags = np.full((2, len(lengths)), [[late], [correct]])
-            parts.append(np.vstack([flags, lengths, counts]))
-    return dict(zip(("late", "correct", "length_tokens", "rows"), np.hstack(parts), strict=True))

@@ -51,7 +51,7 @@ class Trajectory:
 
 def trajectory(sums: Columns, steps_planned: int) -> Trajectory:
     """The path of one run from its step sums (`sums.step_sums`), smoothed over `SMOOTHING` of `steps_planned`."""
-    used = select(sums, sums["rows"] > 0)
+    used = select(sums, sums["length_mean_rows"] > 0)
     step = used["step"]
     width = max(1, round(SMOOTHING * steps_planned))
     before = np.searchsorted(step, step - width, side="right")
@@ -62,7 +62,7 @@ def trajectory(sums: Columns, steps_planned: int) -> Trajectory:
 
     with np.errstate(invalid="ignore", divide="ignore"):
         reward = trailing("reward_sum") / trailing("reward_rows")
-        length = trailing("length_sum") / trailing("rows")
+        length = trailing("length_mean_sum") / trailing("length_mean_rows")
     tokens = np.cumsum(used["tokens"])
     whole = (step >= width) & np.isfinite(reward)
     return Trajectory(step[whole], tokens[whole], reward[whole], length[whole])
@@ -91,13 +91,13 @@ def slope_after(sums: Columns, first_step: int | None) -> tuple[float, float]:
     """
     if first_step is None:
         return float("nan"), float("nan")
-    used = select(sums, (sums["rows"] > 0) & (sums["step"] >= first_step))
+    used = select(sums, (sums["length_mean_rows"] > 0) & (sums["step"] >= first_step))
     points = len(used["step"])
     if points < PLATEAU_STEPS:
         return float("nan"), float("nan")
     block = np.arange(points) * min(points, _SLOPE_POINTS) // points
     step = np.bincount(block, weights=used["step"]) / np.bincount(block)
-    length = np.bincount(block, weights=used["length_sum"]) / np.bincount(block, weights=used["rows"])
+    length = np.bincount(block, weights=used["length_mean_sum"]) / np.bincount(block, weights=used["length_mean_rows"])
     theil_sen = scipy_stats.theilslopes(length, step).slope  # pyright: ignore[reportAttributeAccessIssue]
     least_squares = np.polyfit(step, length, 1)[0]
     return 100 * float(theil_sen), 100 * float(least_squares)

@@ -1,6 +1,5 @@
 """LoRA: the options of a fresh adapter, and folders that hold a trained adapter without its base model."""
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from math import inf
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
+from lossbench.extras import require
 
 LORA_NUMBERS = ("r", "alpha", "dropout")
 LORA_OPTIONS = (*LORA_NUMBERS, "target_modules")
@@ -70,8 +70,7 @@ def refuse_bad_lora(lora: Mapping[str, Any] | None) -> None:
 
 
 def _need_peft(what: str) -> None:
-    if importlib.util.find_spec("peft") is None:
-        raise UsageError(f"{what} needs peft: pip install 'lossbench[peft]'")
+    require(what, "peft", "peft")
 
 
 def with_lora(model: Any, lora: Mapping[str, Any], gradient_checkpointing: bool = False) -> Any:

@@ -5,7 +5,6 @@ trained. So the weights go into a new model of the same configuration without it
 """
 
 import hashlib
-import importlib.util
 import io
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from lossbench.errors import UsageError, one_line
+from lossbench.extras import require
 from lossbench.policies.warmstart import cache_dir, exclusive
 
 _VERSION = 1
@@ -28,8 +28,7 @@ def is_converted(file: Path) -> bool:
 def _is_ready(folder: Path, file: Path) -> bool:
     if folder.is_dir():
         return True
-    if importlib.util.find_spec("gguf") is None:
-        raise UsageError(f"model '{file}' needs gguf: pip install 'lossbench[gguf]'")
+    require(f"model '{file}'", "gguf", "gguf")
     return False
 
 

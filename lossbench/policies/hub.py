@@ -242,7 +242,7 @@ def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> A
 
 
 PromptRenderer = Callable[[str], str]
-PLAIN = "ask in plain text with the task's chat=false (arithmetic: form=plain)"
+PLAIN = "ask in plain text with --set task_params.chat=false (arithmetic: --set task_params.form=plain)"
 
 
 def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:

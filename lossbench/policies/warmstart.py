@@ -4,7 +4,6 @@ The cache folder is named after the hash of the policy's configuration, so anoth
 appears by rename, so whoever sees it sees it whole.
 """
 
-import fcntl
 import hashlib
 import json
 import math
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lossbench.errors import UsageError
+from lossbench.locks import exclusive
 from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 from lossbench.tasks.selfcheck import SelfCheck
 
@@ -75,14 +75,6 @@ def ensure_policy(policy: TinyPolicy, on_step: OnStep | None = None) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return path
-
-
-@contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """Hold `lock` against other processes; the kernel lets go of it when this one dies."""
-    with lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -4,7 +4,8 @@ A damaged file is named in `Sweep.problems` and passed over; nothing else is sil
 """
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,11 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError, one_line
-from lossbench.store.held import is_being_worked_on
+from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
 
 if TYPE_CHECKING:
+    import duckdb
     import pandas as pd
 
 TEXT_COLUMNS = ("prompt", "completion")
@@ -152,11 +154,34 @@ class Sweep:
 
         `rows` keeps the rows for which the expression holds, without reading the others' texts into memory.
         """
-        folder = self.run_dir(run_id)
-        whole = folder / f"{name}.parquet"
-        paths = [whole] if whole.exists() else part_files(folder).get(name, [])
+        paths = self._files(run_id, name)
         tables = [table for path in paths if (table := self._read(path, name, columns, rows)) is not None]
         return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
+
+    def query(self, run_id: str, name: str, columns: Sequence[str], sql: Callable[[str], str]) -> pa.Table | None:
+        """The result of `sql` over table `name` of one run; None where the run has no readable file of that table.
+
+        `sql` is given a source to select from: it has `columns`, in the schema's types, null where a file lacks them.
+        The query runs on one thread, so that the same files give the same bits.
+        """
+        import duckdb
+
+        paths = self._files(run_id, name)
+        for readable in (False, True):
+            if readable:
+                paths = [path for path in paths if self._read(path, name, list(columns), None) is not None]
+            try:
+                return _database().sql(sql(_source(name, columns, paths))).to_arrow_table() if paths else None
+            except duckdb.Error as error:
+                reason = one_line(error)
+        for path in paths:
+            self._problem(f"{path}: damaged, passed over ({reason})")
+        return None
+
+    def _files(self, run_id: str, name: str) -> list[Path]:
+        folder = self.run_dir(run_id)
+        whole = folder / f"{name}.parquet"
+        return [whole] if whole.exists() else part_files(folder).get(name, [])
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:
@@ -173,3 +198,30 @@ class Sweep:
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
+
+
+_SQL_TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN"}
+_local = threading.local()
+
+
+def _database() -> "duckdb.DuckDBPyConnection":
+    """This thread's database in memory, which works on one thread."""
+    import duckdb
+
+    if not hasattr(_local, "database"):
+        _local.database = duckdb.connect(config={"threads": 1})
+    return _local.database
+
+
+def _source(name: str, columns: Sequence[str], paths: Sequence[Path]) -> str:
+    """SQL for `columns` of the files: NaN is null, and so is what a file of an older schema does not have."""
+    kinds = {column: _SQL_TYPES.get(schema_for(name).field(column).type, "VARCHAR") for column in columns}
+    typed = (
+        f"nullif({column}, 'NaN') AS {column}" if kind == "DOUBLE" else f'"{column}"::{kind} AS "{column}"'
+        for column, kind in kinds.items()
+    )
+    absent = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in kinds.items())
+    files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+    kept = ", ".join(f"'{column}'" for column in columns)
+    return f"""(SELECT {", ".join(typed)} FROM (SELECT {absent} WHERE false UNION ALL BY NAME
+        SELECT COLUMNS(lambda c: c IN ({kept})) FROM read_parquet([{files}], union_by_name = true)))"""

@@ -1,6 +1,7 @@
 """Which arms of a sweep are the same experiment under its settings."""
 
 import hashlib
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode
 from lossbench.policies.warmstart import cache_dir
+from lossbench.processes import in_child
 from lossbench.store.read import read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe
@@ -40,7 +42,7 @@ def equal_modes(recipe: Recipe, modes: list[Mode]) -> list["Equality"]:
     kept = cache_dir() / "equalities" / f"{_digest(repr((modes, setup)))}.json"
     with suppress(UsageError):  # not there, or damaged
         return [Equality(**fields) for fields in read_json(kept)["equalities"]]
-    found = equalities(modes, setup)
+    found = equalities(modes, setup) if "torch" in sys.modules else in_child(equalities, modes, setup)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"equalities": [asdict(equality) for equality in found]})

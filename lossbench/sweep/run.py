@@ -1,104 +1,81 @@
-"""Running a recipe from the command line: check, say what will happen, run, say what happened."""
+"""From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
-import hashlib
-import shlex
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import typer
-
-from lossbench.cli._options import Launch
-from lossbench.cli._shared import print_table, talk
 from lossbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from lossbench.sweep.recipe import Recipe
-    from lossbench.training.run_spec import RunSpec
-
-_DRY_COLUMNS = [
-    "run_id",
-    "arm",
-    "mode",
-    "loss_type",
-    "agg_mode",
-    "scale_rewards",
-    "seed",
-    "policy",
-    "policy_seed",
-    "steps",
-    "device",
-    "dtype",
-]
-_AXES = ("loss_types", "agg_modes", "scale_rewards")
+from lossbench.locks import sweep_lock
+from lossbench.policies.load import is_built_in
+from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
+from lossbench.processes import cores
+from lossbench.sweep.duplicates import duplicate_arms
+from lossbench.sweep.executors import Resources, make_executor
+from lossbench.sweep.folder import check_checkpoints, check_folder, default_folder, fresh_folder, write_plan
+from lossbench.sweep.plan import plan
+from lossbench.sweep.preflight import preflight
+from lossbench.sweep.recipe import Recipe
+from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
+from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.training.hashed_fields import hash_of
+from lossbench.training.run_spec import RunSpec
 
 
-def resolved_recipe(name: str, flags: Mapping[str, Any], axes: Mapping[str, str | None], assignments: Sequence[str]):
-    """The recipe `name` with flags, then `--set` assignments on top. Raises UsageError."""
-    from lossbench.sweep.recipe import apply_assignments, make_recipe, recipe_keys
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run a plan, apart from what it says; named after the options of `lossbench sweep`."""
 
-    keys = recipe_keys(name)
-    keys |= {key: value for key, value in flags.items() if value is not None}
-    keys |= _axis_keys(axes, keys)
-    return make_recipe(apply_assignments(keys, list(assignments)), name)
-
-
-def _axis_keys(axes: Mapping[str, str | None], keys: dict[str, Any]) -> dict[str, Any]:
-    """Axis flags as lists; they replace whatever modes, axes or arms the recipe has."""
-    given = {key: value for key, value in axes.items() if value is not None}
-    if not given:
-        return {}
-    if "modes" in given and len(given) > 1:
-        raise UsageError("--modes excludes --loss-types, --agg-modes and --scale-rewards: give one or the other")
-    for key in ("modes", "arms", *_AXES):
-        keys.pop(key, None)
-    lists = {key: [item.strip() for item in value.split(",")] for key, value in given.items()}
-    for key, items in lists.items():
-        if not all(items):
-            raise UsageError(f"--{key.replace('_', '-')} '{given[key]}' holds an empty name; give a list such as a,b")
-    return lists
+    jobs: int | None = None
+    executor: str = "local"
+    address: str | None = None
+    gpus_per_run: float | None = None
+    nproc_per_run: int = 1
+    shard: str | None = None
+    retry_failed: bool = False
+    fail_fast: bool = False
+    fresh: bool = False
+    skip_duplicates: bool = False
+    out: Path | None = None
 
 
-def launch(recipe: "Recipe", options: Launch) -> Path:
-    """Run the recipe's plan and return its folder. Exits with 1 where a run failed, with 130 on Ctrl-C."""
-    from lossbench.claims.registry import select
-    from lossbench.sweep.folder import check_folder, default_folder, fresh_folder
-    from lossbench.sweep.plan import plan
-    from lossbench.sweep.preflight import preflight
-    from lossbench.sweep.schedule import left_to_do
-    from lossbench.sweep.shards import parse_shard, take_shard
+@dataclass(frozen=True)
+class Planned:
+    """A recipe's runs and where they go; `mine` are those of this call's slice."""
 
-    select(recipe.claims)
+    recipe: Recipe
+    options: RunOptions
+    folder: Path
+    runs: list[RunSpec]
+    mine: list[RunSpec]
+    shard: Shard | None = None
+    claims_fingerprint: str | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether the runs run on this machine."""
+        return self.options.executor == "local"
+
+
+def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None) -> Planned:
+    """The runs of the recipe and their folder; writes nothing.
+
+    `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
+    folder that cannot be.
+    """
     shard = parse_shard(options.shard)
-    runs = plan(recipe, options.processes)
-    folder = options.out or default_folder(recipe, options.processes)
+    runs = plan(recipe, options.nproc_per_run)
+    folder = options.out or default_folder(recipe, options.nproc_per_run)
     folder = fresh_folder(folder) if options.fresh else folder
-    check_folder(folder, recipe, runs, options.processes)
-    mine = take_shard(runs, shard)
-    try:
-        with _interrupt_on_sigterm():
-            here = options.executor == "local"
-            if options.dry_run:
-                preflight(mine, fetch=False, say=_note, here=here)
-                _, mine = _say_equalities(recipe, runs, mine, options)
-                _say_what_would_run(mine, folder, options)
-                return folder
-            say = (lambda text: None) if options.quiet else _note
-            preflight(left_to_do(folder, mine, retry_failed=options.retry_failed), fetch=True, say=say, here=here)
-            runs, mine = _say_equalities(recipe, runs, mine, options)
-            _run(recipe, folder, runs, mine, shard, options)
-    except KeyboardInterrupt:
-        talk(f"interrupted; finished runs are safe. To go on: {_resume_command(folder, options.fresh)}")
-        raise typer.Exit(130) from None
-    return folder
+    check_folder(folder, recipe, runs, options.nproc_per_run)
+    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint)
 
 
 @contextmanager
-def _interrupt_on_sigterm() -> Iterator[None]:
-    """What a scheduler sends before it kills ends a sweep as Ctrl-C does."""
+def interrupt_on_sigterm() -> Iterator[None]:
+    """What a scheduler sends before it kills ends a sweep as Ctrl-C does: with KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -113,136 +90,78 @@ def _interrupt_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _note(text: str) -> None:
-    talk(f"note: {text}")
+@interrupt_on_sigterm()
+def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
+    """The plan without duplicates, if so asked, once its models, tasks and devices have been looked at.
+
+    With `fetch`, what this machine lacks is fetched. Raises UsageError for what the runs would fail on.
+    """
+    retry = planned.options.retry_failed
+    looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
+    preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
+    return _without_duplicates(planned, watch)
 
 
-def _say_what_would_run(runs: list["RunSpec"], folder: Path, options: Launch) -> None:
-    """The planned runs on stdout, and on stderr how they would compute."""
-    from lossbench.policies.hardware import placement
-
-    here = options.executor == "local"
-    places = {}
-    if here:
-        asked = dict.fromkeys((spec.settings.device, spec.settings.dtype) for spec in runs)
-        places = {key: placement(*key) for key in asked}
-    rows, ways = [], {}
-    for spec in runs:
-        settings = spec.settings
-        place = places.get((settings.device, settings.dtype))
-        rows.append({
-            **spec.labels(), "arm": spec.arm, "policy": spec.policy, "policy_seed": spec.policy_seed,
-            "steps": settings.steps, "device": place.device if place else settings.device,
-            "dtype": place.compute if place else settings.dtype,
-        })  # fmt: skip
-        where = place.sentence if place else f"device {settings.device}, dtype {settings.dtype}, as each node can"
-        how = (
-            f"sampler {settings.sampler}, {f'LoRA {_words(settings.lora)}' if settings.lora else 'all weights trained'}"
-        )
-        ways.setdefault(f"{where}, {how}", []).append(spec.arm)
-    print_table(rows, _DRY_COLUMNS, options.format)
-    for way, arms in ways.items():
-        talk(way if len(ways) == 1 else f"{', '.join(dict.fromkeys(arms))}: {way}")
-    talk(f"{len(runs)} runs would go to '{folder}'; nothing was started")
+def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
+    """Tell which modes are one experiment under these settings; with `skip_duplicates` keep one of each."""
+    recipe, skip = planned.recipe, planned.options.skip_duplicates
+    if not (skip or watch.wants_notes):
+        return planned
+    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
+        if caution:
+            watch.note(caution)
+    found = duplicate_arms(recipe, planned.runs)
+    for equality in found:
+        watch.note(equality.sentence)
+    dropped = {equality.second for equality in found if equality.kind == "same"}
+    if not dropped:
+        return planned
+    if not skip:
+        watch.note(f"--skip-duplicates would train one of each pair of identical modes, without {_names(dropped)}")
+        return planned
+    watch.note(f"skipped as duplicates: {_names(dropped)}")
+    runs, mine = ([spec for spec in specs if spec.arm not in dropped] for specs in (planned.runs, planned.mine))
+    return replace(planned, runs=runs, mine=mine)
 
 
-def _words(table: Mapping[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in table.items())
+def _names(names: set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
-def _run(
-    recipe: "Recipe",
-    folder: Path,
-    runs: list["RunSpec"],
-    mine: list["RunSpec"],
-    shard: tuple[int, int] | None,
-    options: Launch,
-) -> None:
-    from lossbench.claims.registry import fingerprint
-    from lossbench.locks import Lock
-    from lossbench.processes import cores
-    from lossbench.sweep.display import make_display
-    from lossbench.sweep.executors import Resources, make_executor
-    from lossbench.sweep.folder import check_checkpoints, write_plan
-    from lossbench.sweep.schedule import left_to_do, outcome, run_all
+@interrupt_on_sigterm()
+def run_planned(planned: Planned, watch: Watch) -> Outcome:
+    """Make the runs that are left; a failed run is counted, not raised.
 
-    wanted = Resources(options.jobs, options.gpus_per_run, options.processes, recipe.device, options.address)
+    Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
+    the runs that were going are stopped and marked.
+    """
+    recipe, folder, options = planned.recipe, planned.folder, planned.options
+    wanted = Resources(options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address)
     executor = make_executor(options.executor, wanted)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder, shard, hashlib.sha256(" ".join(spec.run_id for spec in runs).encode()).hexdigest()[:6]):
-            left = left_to_do(folder, mine, retry_failed=options.retry_failed)
+        with sweep_lock(folder, planned.shard, hash_of({"runs": [spec.run_id for spec in planned.runs]})[:6]):
+            left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
             check_checkpoints(folder, left)
-            write_plan(folder, recipe, runs, options.processes, fingerprint(recipe.claims))
-            if not options.quiet:
-                done = len(mine) - len(left)
-                talk(f"{len(mine)} runs in '{folder}', {done} of them done, {executor.slots} at once")
-            _prepare_policies(left, options.quiet, cores())
-            with make_display(left, options.quiet) as display:
-                run_all(folder, left, executor, display, fail_fast=options.fail_fast)
-            result = outcome(folder, mine)
+            write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
+            watch.begun(folder, planned.mine, left, executor.slots)
+            _prepare_policies(left, watch)
+            try:
+                run_all(folder, left, executor, watch, fail_fast=options.fail_fast)
+            finally:
+                watch.over()
+            return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
     finally:
         executor.stop()
-    if not options.quiet:
-        talk(f"{result.completed} of {len(mine)} runs completed. Next: lossbench report '{folder}'")
-    if result.failed or result.left:
-        talk(
-            f"{result.failed} failed, {result.left} not run: `lossbench runs '{folder}' --status failed` shows their "
-            f"logs; to run them again: {_resume_command(folder, options.fresh, '--retry-failed')}"
-        )
-        raise typer.Exit(1)
 
 
-def _resume_command(folder: Path, fresh: bool, *more: str) -> str:
-    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
-    from lossbench.store.provenance import command_line
-
-    words = shlex.split(command_line())
-    if fresh:
-        words = [word for word in words if word != "--fresh"]
-        if "--out" in words:
-            at = words.index("--out")
-            del words[at : at + 2]
-        words = [*(word for word in words if not word.startswith("--out=")), "--out", str(folder)]
-    return shlex.join([*words, *(word for word in more if word not in words)])
-
-
-def _prepare_policies(runs: Sequence["RunSpec"], quiet: bool, workers: int) -> None:
-    """Build the built-in policies that are missing from the cache, with a progress bar."""
-    from lossbench.policies.load import is_built_in
-    from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
-
+def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
+    """Build the built-in policies that are missing from the cache."""
     wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
     missing = {key: built_in_policy(*key) for key in wanted if missing_policies([built_in_policy(*key)])}
-    if not missing:
-        return
-    from lossbench.cli._progress import warm_start_bar
-
-    names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
-    with warm_start_bar(f"warm start of {names}", quiet) as on_step:
-        prepare_policies(list(missing.values()), workers, on_step)
-
-
-def _say_equalities(
-    recipe: "Recipe", runs: list["RunSpec"], mine: list["RunSpec"], options: Launch
-) -> tuple[list["RunSpec"], list["RunSpec"]]:
-    """Say which modes are one experiment under these settings; with --skip-duplicates keep one of each."""
-    from lossbench.sweep.duplicates import duplicate_arms
-
-    if options.quiet and not options.skip_duplicates:
-        return runs, mine
-    found = duplicate_arms(recipe, runs)
-    if not options.quiet:
-        for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in runs):
-            if caution:
-                talk(f"warning: {caution}")
-        for equality in found:
-            talk(f"note: {equality.sentence}")
-    if not options.skip_duplicates:
-        return runs, mine
-    dropped = {equality.second for equality in found if equality.kind == "same"}
-    if dropped and not options.quiet:
-        talk(f"skipped as duplicates: {', '.join(sorted(dropped))}")
-    return [s for s in runs if s.arm not in dropped], [s for s in mine if s.arm not in dropped]
+    if missing:
+        names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
+        with watch.warm_start(f"warm start of {names}") as on_step:
+            prepare_policies(list(missing.values()), cores(), on_step)

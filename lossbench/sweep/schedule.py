@@ -3,11 +3,10 @@
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lossbench.sweep.executors.base import Ended, Executor, Progress
 from lossbench.sweep.folder import mark, run_dir, run_state
@@ -16,26 +15,40 @@ from lossbench.training.run_spec import RunSpec
 _WAIT_S = 0.5
 
 
-class Display(Protocol):
-    """Whoever watches: told of starts, steps and ends."""
+class Watch:
+    """Callbacks of a sweep, in the order of their calls; here all of them do nothing."""
+
+    wants_notes = False
+    """Whether remarks that cost seconds to find are looked for."""
+
+    def note(self, text: str) -> None:
+        """One line that is worth knowing before the runs start."""
+
+    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
+        """The runs `left` of `mine` are about to start, at most `slots` at once."""
+
+    def warm_start(self, title: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        """Built-in policies are built while the context is open; it yields `on_step(done, total)`."""
+        return nullcontext(lambda done, total: None)
 
     def started(self, spec: RunSpec) -> None:
         """A run begins."""
-        ...
 
     def progressed(self, progress: Progress) -> None:
         """A run made a step."""
-        ...
 
     def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
         """A run is over; `reason` is None where it completed."""
-        ...
+
+    def over(self) -> None:
+        """No more steps come, whether or not all runs were made."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many of the planned runs stand where after this call."""
+    """How many of the planned runs stand where in `folder` after a call."""
 
+    folder: Path
     completed: int
     failed: int
     left: int
@@ -48,7 +61,7 @@ def left_to_do(folder: Path, runs: Sequence[RunSpec], *, retry_failed: bool = Fa
 
 
 def run_all(
-    folder: Path, runs: Sequence[RunSpec], executor: Executor, display: Display, *, fail_fast: bool = False
+    folder: Path, runs: Sequence[RunSpec], executor: Executor, watch: Watch, *, fail_fast: bool = False
 ) -> None:
     """Run all of `runs`; a run that fails is recorded and the others go on, unless `fail_fast`.
 
@@ -61,19 +74,19 @@ def run_all(
         while going or (waiting and not (failed and fail_fast)):
             while waiting and len(going) < executor.slots and not (failed and fail_fast):
                 spec = waiting.pop()
-                display.started(spec)
+                watch.started(spec)
                 try:
                     executor.start(spec, run_dir(folder, spec.run_id))
                 except (OSError, EOFError) as error:  # no memory for another process, no room on the disk
-                    failed |= _end(folder, spec, Ended(spec.run_id, f"could not start: {error}"), display)
+                    failed |= _end(folder, spec, Ended(spec.run_id, f"could not start: {error}"), watch)
                 else:
                     going[spec.run_id] = spec
             for event in executor.events(_WAIT_S):
                 if isinstance(event, Ended):
                     spec = going.pop(event.run_id)
-                    failed |= _end(folder, spec, event, display)
+                    failed |= _end(folder, spec, event, watch)
                 elif event.run_id in going:
-                    display.progressed(event)
+                    watch.progressed(event)
     finally:
         with _undisturbed():
             executor.stop()
@@ -95,7 +108,7 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _end(folder: Path, spec: RunSpec, event: Ended, display: Display) -> bool:
+def _end(folder: Path, spec: RunSpec, event: Ended, watch: Watch) -> bool:
     """Settle what the run's folder says; whether the run failed. A run that is recorded as completed is."""
     state = run_state(folder, spec.run_id)
     reason = None
@@ -103,7 +116,7 @@ def _end(folder: Path, spec: RunSpec, event: Ended, display: Display) -> bool:
         reason = event.reason or state.get("reason") or "it ended without completing"
         if (state["status"], state.get("reason")) != ("failed", reason):
             reason = _record(folder, spec, "failed", reason)
-    display.ended(spec, reason, run_dir(folder, spec.run_id) / "log.txt")
+    watch.ended(spec, reason, run_dir(folder, spec.run_id) / "log.txt")
     return reason is not None
 
 
@@ -119,4 +132,5 @@ def _record(folder: Path, spec: RunSpec, status: str, reason: str) -> str:
 def outcome(folder: Path, runs: Sequence[RunSpec]) -> Outcome:
     """Count where the planned runs stand."""
     counts = Counter(run_state(folder, spec.run_id)["status"] for spec in runs)
-    return Outcome(counts["completed"], counts["failed"], len(runs) - counts["completed"] - counts["failed"])
+    left = len(runs) - counts["completed"] - counts["failed"]
+    return Outcome(folder, counts["completed"], counts["failed"], left)

@@ -5,7 +5,6 @@ or `{"error": str}` out; without a completion (null) the verdict is whether the 
 time, so that verdicts do not depend on how busy the machine is.
 """
 
-import importlib.util
 import json
 import queue
 import re
@@ -16,7 +15,8 @@ import threading
 import weakref
 from typing import IO
 
-from lossbench.errors import UsageError, one_line
+from lossbench.errors import one_line
+from lossbench.extras import require
 
 LIMIT_S = 5.0
 WALL_LIMIT_S = 300.0  # a backstop: for the start, and for a worker that waits instead of computing
@@ -45,8 +45,7 @@ class MathProcess:
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         """`limit_s`: seconds of processor time per completion. Raises UsageError where math-verify is missing."""
-        if importlib.util.find_spec("math_verify") is None:
-            raise UsageError("verifier 'math' needs math-verify: pip install 'lossbench[math]'")
+        require("verifier 'math'", "math", "math_verify")
         self.limit_s = limit_s
         self._worker: subprocess.Popen[str] | None = None
         self._replies: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -1,10 +1,10 @@
 """`reasoning-gym:NAME`: a generator of the reasoning-gym collection (extra `tasks`) with its own scorer."""
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 from lossbench.errors import UsageError, unknown
+from lossbench.extras import require
 from lossbench.tasks.base import Prompt, correct_and_terminated
 from lossbench.tasks.params import read_params
 from lossbench.tasks.verifiers import Verifier, marked_answer
@@ -24,8 +24,7 @@ class ReasoningGymTask:
     shortest_answer_tokens = 2  # one answer token and the EOS
 
     def __init__(self, generator: str, *, train_size: int, eval_size: int, seed: int, threshold: float) -> None:
-        if importlib.util.find_spec("reasoning_gym") is None:
-            raise UsageError(f"task '{PREFIX}{generator}' needs reasoning-gym: pip install 'lossbench[tasks]'")
+        require(f"task '{PREFIX}{generator}'", "tasks", "reasoning_gym")
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
 

@@ -1,11 +1,10 @@
 """What one run writes while it goes: a row per optimizer step, a row per completion."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
+from lossbench.store.step_row import StepStats, sampling_row, step_row
 from lossbench.store.write import PartWriter
 
 
@@ -24,22 +23,6 @@ class Rollout:
     advantage: float
     prompt: str | None
     completion: str | None
-
-
-@dataclass(frozen=True)
-class StepStats:
-    """Sums over one optimizer step, over all micro-batches and ranks."""
-
-    step: int
-    loss: float
-    tokens: int
-    entropy_sum: float
-    clipped_tokens: float | None
-    kl_sum: float | None
-    weight_sum: float
-    grad_norm: float | None
-    lr: float | None
-    wall_s: float
 
 
 class Recorder:
@@ -86,46 +69,3 @@ class Recorder:
 
     def _append(self, table: str, step: int, rows: list[dict[str, Any]]) -> None:
         self.writer.append(table, step, [{**self.labels, **row} for row in rows])
-
-
-def step_row(stats: StepStats) -> dict[str, Any]:
-    """The training columns of one step; means per token, null where the step had no token."""
-    tokens = stats.tokens or None
-    return {
-        "step": stats.step,
-        "loss": _finite(stats.loss),
-        "grad_norm": _finite(stats.grad_norm),
-        "entropy": stats.entropy_sum / tokens if tokens else None,
-        "clip_frac": stats.clipped_tokens / tokens if tokens and stats.clipped_tokens is not None else None,
-        "kl": stats.kl_sum / tokens if tokens and stats.kl_sum is not None else None,
-        "lr": stats.lr,
-        "weight_sum": stats.weight_sum,
-        "tokens": stats.tokens,
-        "wall_s": stats.wall_s,
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def sampling_row(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The sampling columns over freshly sampled rows: pooled means, null where there is nothing to average."""
-
-    def mean(values: list[float]) -> float | None:
-        return fmean(values) if values else None
-
-    rewards: dict[tuple[int, int], list[float]] = {}
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            rewards.setdefault((rollout.generation, rollout.group), []).append(rollout.reward)
-    return {
-        "generation": rollouts[-1].generation,
-        "reward_mean": mean([r.reward for r in rollouts if r.reward is not None]),
-        "length_mean": mean([r.length_tokens for r in rollouts]),
-        "length_correct": mean([r.length_tokens for r in rollouts if r.correct]),
-        "length_incorrect": mean([r.length_tokens for r in rollouts if r.correct is False]),
-        "length_terminated": mean([r.length_tokens for r in rollouts if r.terminated]),
-        "truncated_frac": mean([not r.terminated for r in rollouts]),
-        "zero_std_frac": mean([max(group) == min(group) for group in rewards.values()]),
-    }

@@ -180,7 +180,8 @@ class ModeTrainer(GRPOTrainer):
         if self._micro_in_window == 0 or chunk == 0:
             left = self.current_gradient_accumulation_steps - self._micro_in_window
             last = min(chunk + left, self._layout.micro_batches)
-            self._terms_cB = window.add_segment(self._layout, chunk, last)[self.accelerator.process_index]
+            terms_RcB = window.add_segment(self._layout, chunk, last)
+            self._terms_cB = torch.from_numpy(terms_RcB[self.accelerator.process_index])
             self._segment_start = chunk
         self._micro_in_window += 1
         return self._terms_cB[chunk - self._segment_start, :batch_rows]
@@ -246,7 +247,8 @@ class ModeTrainer(GRPOTrainer):
             terms_B = self._row_terms(len(inputs["completion_ids"]))
         else:
             window = Window(self._aggregation, self.horizon, self.match_scale)
-            terms_B = window.add_segment(Layout(*row_facts([inputs])[None].unbind(-1)), 0, 1)[0, 0] * window.scalar
+            layout = Layout(*row_facts([inputs])[None].cpu().unbind(-1))
+            terms_B = torch.from_numpy(window.add_segment(layout, 0, 1)[0, 0] * window.scalar)
         terms_B = terms_B.to(self.accelerator.device)
         losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)

@@ -160,7 +160,7 @@ def test_more_pairs_than_the_file_makes_are_refused_before_the_model_loads(tmp_p
 def test_the_command_writes_what_it_prints_and_reads_its_projections_again(policy, folder, tmp_path):
     path, out = tmp_path / "rollouts.jsonl", tmp_path / "out"
     recorded(policy, path)
-    modes = ["--modes", "grpo,dr_grpo,grpo@length-power:0", "--set", "overlong_max_tokens=6"]
+    modes = ["--modes", "grpo,dr_grpo,grpo@length-power:0", "--set", "task_params.overlong_max_tokens=6"]
     result = invoke("--model", folder, "--rollouts", str(path), "--out", str(out), "--format", "json", *modes, *SMALL)
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)
@@ -209,8 +209,8 @@ def test_workers_give_the_numbers_of_one_process(policy, folder, tmp_path):
         (["--lora", "16"], "write r=16"),
         (["--dataset", "mine.jsonl", "--task", "selfcheck"], "give --task or --dataset, not both"),
         (["--dataset", "./nowhere.jsonl"], "nowhere.jsonl"),
-        (["--task", "arithmetic", "--set", "digts=1"], "'digts': did you mean 'digits'"),
-        (["--task", "arithmetic", "--set", "digits"], "valid: PARAMETER=VALUE"),
+        (["--task", "arithmetic", "--set", "task_params.digts=1"], "'digts': did you mean 'digits'"),
+        (["--task", "arithmetic", "--set", "digits=1"], "written --set task_params.digits=1"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):

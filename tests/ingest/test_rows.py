@@ -1,7 +1,5 @@
 """Rows that lack something, text that is none, and calls that get in each other's way."""
 
-import fcntl
-
 import pyarrow.parquet as pq
 import pytest
 from support.logs import completion, lines, read, words, written
@@ -9,8 +7,8 @@ from typer.testing import CliRunner
 
 from lossbench.cli import app
 from lossbench.errors import UsageError
+from lossbench.locks import LOCK_FILE, exclusive
 from lossbench.metrics.length import summarise
-from lossbench.store.held import LOCK_FILE, try_lock
 from lossbench.store.read import load
 
 
@@ -68,10 +66,11 @@ def test_rewards_that_are_no_numbers_are_null_and_infinite_ones_stay(tmp_path):
 def test_two_calls_do_not_write_to_one_folder_at_once(tmp_path):
     log = written(tmp_path / "l.jsonl", lines(completion()))
     read(log, tmp_path / "out", "verl")
-    with (tmp_path / "out" / LOCK_FILE).open("a") as lock:
-        assert try_lock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="is being written to by another call"):
-            read(log, tmp_path / "out", "verl")
+    with (
+        exclusive(tmp_path / "out" / LOCK_FILE),
+        pytest.raises(UsageError, match="is being written to by another call"),
+    ):
+        read(log, tmp_path / "out", "verl")
     assert len(load(tmp_path / "out").runs) == 1
 
 

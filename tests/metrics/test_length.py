@@ -2,14 +2,14 @@
 
 import math
 
+import duckdb
 import numpy as np
 import pytest
 from support.known_runs import rollout_rows, write_plan, write_run, write_sweep
 
-import lossbench.metrics.step_sums as sums_module
 from lossbench.metrics.curves import curves, length_distributions
 from lossbench.metrics.length import METRICS, is_early, is_late, run_metrics, summarise
-from lossbench.metrics.step_sums import as_columns, pooled, step_sums
+from lossbench.metrics.step_sums import as_columns, completions_sql, pooled
 from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
 from lossbench.store.read import load
 from lossbench.store.write import as_arrow
@@ -21,8 +21,10 @@ def one_run(tmp_path, rows, steps_planned=10, status="completed", **tables):
     return summarise(load(tmp_path))
 
 
-def rollout_columns(rows):
-    return as_columns(as_arrow("rollouts", rows).select(sums_module.ROLLOUT_COLUMNS))
+def sums_of(rows):
+    with duckdb.connect() as database:
+        source = database.register("completions_here", as_arrow("rollouts", rows))
+        return as_columns(source.sql(completions_sql("completions_here")).to_arrow_table())
 
 
 def test_means_are_pooled_over_completions(tmp_path):
@@ -72,7 +74,7 @@ def test_nulls_leave_a_row_out_of_what_needs_them():
     rows[0]["correct"] = None
     rows[1]["reward"] = float("nan")
     rows[2]["terminated"] = None
-    values = pooled(step_sums(rollout_columns(rows)))
+    values = pooled(sums_of(rows))
     assert values["length_mean"] == 6 and values["length_incorrect"] == 6 and values["accuracy"] == 0.5
     assert values["reward"] == 0.5 and values["truncated_frac"] == 0
 
@@ -136,7 +138,8 @@ def rising(length_of, steps=100, top=0.8):
     ones = np.full(steps, 10.0)
     length = np.array([length_of(s) for s in step])
     return {
-        "step": step, "rows": ones, "reward_rows": ones, "reward_sum": 10 * reward, "length_sum": 10 * length,
+        "step": step, "length_mean_rows": ones, "reward_rows": ones, "reward_sum": 10 * reward,
+        "length_mean_sum": 10 * length,
         "tokens": 10 * length,
     }  # fmt: skip
 

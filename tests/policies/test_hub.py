@@ -146,7 +146,7 @@ def test_chat_tasks_go_through_the_template_and_others_do_not(folder):
     plain = make_task("arithmetic", {"form": "plain"})
     assert as_read_by(plain, tokenizer, "m") is plain
     chat = make_task("arithmetic", {"overlong_max_tokens": 10, "overlong_cache_tokens": 5})
-    with pytest.raises(UsageError, match="no chat template: ask in plain text with the task's chat=false"):
+    with pytest.raises(UsageError, match=r"no chat template: ask in plain text with --set task_params\.chat=false"):
         as_read_by(chat, tokenizer, "m")
     tokenizer.chat_template = TEMPLATE
     read = as_read_by(chat, tokenizer, "m")

@@ -155,7 +155,7 @@ def test_a_checkpoint_that_is_an_adapter_is_probed_by_it(trained, task, tmp_path
 
 def test_an_adapter_without_peft_names_the_remedy(tmp_path, monkeypatch):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
-    monkeypatch.setattr("lossbench.policies.adapters.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("lossbench.extras.importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"is an adapter, which needs peft: pip install 'lossbench\[peft\]'"):
         load_pretrained(str(tmp_path), device="cpu")
 

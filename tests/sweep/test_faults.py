@@ -14,12 +14,11 @@ import typer
 from support.sweeps import QUICK_FLAGS, assert_readable, bytes_below, quick_recipe, statuses
 
 import lossbench
-from lossbench.cli._options import Launch
+from lossbench.cli.sweep import make_runs, resume_command
 from lossbench.errors import UsageError
-from lossbench.locks import Lock
-from lossbench.store.held import is_being_worked_on
+from lossbench.locks import is_being_worked_on, sweep_lock
 from lossbench.sweep.plan import plan
-from lossbench.sweep.run import launch
+from lossbench.sweep.run import RunOptions, plan_recipe
 from lossbench.sweep.status import run_rows
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="sessions are read from /proc")
@@ -50,7 +49,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def sweep(folder: Path, *, retry_failed: bool = False, **changes) -> int:
     """Run the quick recipe in `folder`, quietly; the exit code."""
     try:
-        launch(quick_recipe(**changes), Launch(out=folder, jobs=1, quiet=True, retry_failed=retry_failed))
+        make_runs(plan_recipe(quick_recipe(**changes), RunOptions(1, out=folder, retry_failed=retry_failed)), True)
     except typer.Exit as error:
         return error.exit_code
     return 0
@@ -187,7 +186,7 @@ def test_ctrl_c_ends_a_sweep_at_once_and_says_how_to_go_on(driver, tmp_path):
     folder = tmp_path / "sweep"
     process = driver()
     wait_for(lambda: steps_made(folder))
-    with pytest.raises(UsageError, match="is running in"), Lock(folder):
+    with pytest.raises(UsageError, match="is running in"), sweep_lock(folder):
         pass
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
@@ -260,9 +259,7 @@ def test_a_killed_report_harms_nothing_and_the_next_one_is_whole(tmp_path, after
 
 
 def test_an_interrupted_fresh_sweep_goes_on_in_its_folder(tmp_path, monkeypatch):
-    from lossbench.sweep.run import _resume_command
-
     monkeypatch.setattr(sys, "argv", ["/usr/bin/lossbench", "sweep", "--fresh", "--out", "a b", "--seeds", "2"])
-    assert _resume_command(Path("a b-2"), True) == "lossbench sweep --seeds 2 --out 'a b-2'"
+    assert resume_command(Path("a b-2"), True) == "lossbench sweep --seeds 2 --out 'a b-2'"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/lossbench", "sweep", "--seeds", "2"])
-    assert _resume_command(Path("results/x"), False, "--retry-failed") == "lossbench sweep --seeds 2 --retry-failed"
+    assert resume_command(Path("results/x"), False, "--retry-failed") == "lossbench sweep --seeds 2 --retry-failed"

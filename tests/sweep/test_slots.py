@@ -1,13 +1,17 @@
 """Slices of a plan, slots of a machine, checkpoints that count, and mistakes in how to run."""
 
 import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 from support.sweeps import Pretend, assert_readable, planned, quick_recipe, quick_run
 
 from lossbench.errors import UsageError
 from lossbench.store.read import load
-from lossbench.sweep.executors.base import Resources
+from lossbench.sweep.executors.base import Ended, Resources
+from lossbench.sweep.executors.local import LocalExecutor
 from lossbench.sweep.executors.slots import plan_slots
 from lossbench.sweep.folder import check_checkpoints, run_dir
 from lossbench.sweep.plan import plan
@@ -133,8 +137,7 @@ def test_the_hash_in_a_runs_name_is_of_all_that_decides_it():
 
 
 def test_slices_run_one_after_another_fill_one_folder(tmp_path, monkeypatch):
-    from lossbench.cli._options import Launch
-    from lossbench.sweep import run as _launch
+    from lossbench.sweep import run
 
     started = []
 
@@ -142,11 +145,12 @@ def test_slices_run_one_after_another_fill_one_folder(tmp_path, monkeypatch):
         started.append(Pretend())
         return started[-1]
 
-    monkeypatch.setattr("lossbench.sweep.executors.make_executor", pretend)
-    monkeypatch.setattr(_launch, "_prepare_policies", lambda runs, quiet, workers: None)
+    monkeypatch.setattr("lossbench.sweep.run.make_executor", pretend)
+    monkeypatch.setattr(run, "prepare_policies", lambda *_: None)
     recipe = quick_recipe(**FOUR)
     for shard in ("2/2", "1/2"):
-        _launch.launch(recipe, Launch(out=tmp_path / "sweep", shard=shard, quiet=True))
+        planned = run.plan_recipe(recipe, run.RunOptions(out=tmp_path / "sweep", shard=shard))
+        assert run.run_planned(planned, run.Watch()).completed == 2
     runs = plan(recipe)
     assert [executor.started for executor in started] == [[s.run_id for s in runs[1::2]], [s.run_id for s in runs[::2]]]
     joined = load(tmp_path / "sweep")
@@ -156,11 +160,11 @@ def test_slices_run_one_after_another_fill_one_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [{"jobs": 0}, {"shard": "3/2"}, {"gpus_per_run": 64}, {"executor": "slurm"}])
 def test_a_mistake_in_how_to_run_is_told_before_anything_is_written(tmp_path, wrong):
-    from lossbench.cli._options import Launch
-    from lossbench.sweep.run import launch
+    from lossbench.sweep.run import RunOptions, plan_recipe, run_planned
+    from lossbench.sweep.schedule import Watch
 
     with pytest.raises(UsageError) as refused:
-        launch(quick_recipe(), Launch(out=tmp_path / "sweep", quiet=True, **wrong))
+        run_planned(plan_recipe(quick_recipe(), RunOptions(out=tmp_path / "sweep", **wrong)), Watch())
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "sweep").exists()
 
@@ -181,3 +185,20 @@ def test_equal_modes_are_found_once_and_then_remembered(tmp_path, monkeypatch):
     assert duplicate_arms(recipe, plan(recipe)) == found
     other = quick_recipe(modes=["grpo", "sapo", "dr_grpo"], num_iterations=2)
     assert duplicate_arms(other, plan(other)) == []
+
+
+def _note_libraries_of_the_server(spec, folder, on_step):
+    """Keep what the process that this run was forked from has loaded."""
+    (folder / "maps").write_text(Path(f"/proc/{os.getppid()}/maps").read_text())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="loaded libraries are read from /proc")
+def test_runs_are_forked_from_a_server_that_has_imported_torch(tmp_path):
+    executor = LocalExecutor([()], execute=_note_libraries_of_the_server)
+    try:
+        executor.start(quick_run(), tmp_path)
+        while not any(isinstance(event, Ended) for event in executor.events(60)):
+            pass
+    finally:
+        executor.stop()
+    assert "libtorch" in (tmp_path / "maps").read_text()

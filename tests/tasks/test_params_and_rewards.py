@@ -330,7 +330,7 @@ def test_the_command_lists_tasks_and_shows_how_one_judges(tmp_path):
     path.write_text("".join(json.dumps({"prompt": f"[b]{n}[/b]?", "answer": f"#### {n}"}) + "\n" for n in range(9)))
     for arguments in (
         ["selfcheck"],
-        ["arithmetic", "--set", "digits=2", "--set", "form=few-shot"],
+        ["arithmetic", "--set", "task_params.digits=2", "--set", "task_params.form=few-shot"],
         ["countdown"],
         ["--dataset", str(path), "--verifier", "numeric"],
     ):
@@ -344,4 +344,4 @@ def test_the_command_lists_tasks_and_shows_how_one_judges(tmp_path):
     table = CliRunner().invoke(app, ["tasks", "--dataset", str(path)])
     assert "[b]" in table.stdout  # a prompt is text, not markup
     refused = CliRunner().invoke(app, ["tasks", "arithmetic", "--set", "digits"])
-    assert isinstance(refused.exception, UsageError) and "PARAMETER=VALUE" in str(refused.exception)
+    assert isinstance(refused.exception, UsageError) and "written --set task_params.digits" in str(refused.exception)

@@ -4,3 +4,6 @@ from lossbench.processes import die_with_parent
 
 # Before the imports below, which take seconds: the server must not outlive its sweep even then.
 die_with_parent()
+
+import lossbench.sweep.executors.worker  # noqa: E402
+import lossbench.training.distributed  # noqa: E402, F401

@@ -3,15 +3,15 @@
 import pytest
 from support.sweeps import quick_recipe
 
-from lossbench.sweep.display import _Clock
+from lossbench.cli._progress import Clock
 from lossbench.sweep.plan import plan
 
 
 def test_time_left_counts_what_was_made_now_and_not_what_cannot_be_made_any_more(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("lossbench.sweep.display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lossbench.cli._progress.time.monotonic", lambda: now[0])
     resumed, failing = plan(quick_recipe(steps=200))
-    clock = _Clock([resumed, failing])
+    clock = Clock([resumed, failing])
     assert clock.left() == "-:--"
     now[0] += 10
     clock.progressed(resumed.run_id, 151)  # it went on from a checkpoint of step 150
@@ -26,7 +26,7 @@ def test_time_left_counts_what_was_made_now_and_not_what_cannot_be_made_any_more
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_run_that_is_done_leaves_nothing(step):
     (run, _) = plan(quick_recipe(steps=4))
-    clock = _Clock([run])
+    clock = Clock([run])
     clock.progressed(run.run_id, step)
     clock.ended(run.run_id)
     assert clock.left() == "0:00" and clock.steps_done == 4

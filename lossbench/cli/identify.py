@@ -1,0 +1,58 @@
+"""`lossbench identify`: which loss mode a piece of code computes."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from lossbench.diagnosis.loss_code import Identified
+
+_COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence", "notes"]
+
+
+def identify(
+    target: Annotated[str, typer.Argument(help="A loss function, as file.py:name.")],
+    call: Annotated[
+        str | None,
+        typer.Option(
+            help="How to call it, as an expression of `loss` and its arguments: "
+            "'loss(logp, old_logp, advantages[:, None], mask)'."
+        ),
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Name the aggregation that a loss function computes, its divisor and its scope, from its gradient.
+
+    Example: lossbench identify my_trainer.py:compute_loss
+    """
+    from lossbench.diagnosis.loss_code import identify_loss
+    from lossbench.user_code import attribute_of
+
+    found = identify_loss(attribute_of(target, "loss"), _adapter(call))
+    if format == Format.table:
+        typer.echo("\n".join([found.sentence, *(f"  {note}" for note in found.notes), *_paste(found)]))
+    else:
+        row = {**asdict(found), "sentence": found.sentence, "notes": "; ".join(found.notes) or None}
+        print_table([row], _COLUMNS, format)
+
+
+def _adapter(expression: str | None) -> Any:
+    """A callable of the loss and its arguments that evaluates the user's own expression."""
+    if expression is None:
+        return None
+    try:
+        code = compile(expression, "--call", "eval")
+    except SyntaxError as error:
+        raise UsageError(f"--call '{expression}' is not an expression: {one_line(error)}") from error
+    return lambda loss, **arguments: eval(code, {"loss": loss, **arguments})
+
+
+def _paste(found: "Identified") -> list[str]:
+    """The settings that give the same mode in TRL, where there are some."""
+    if found.agg_mode is None or found.factor:
+        return []
+    return [f"the same elsewhere: lossbench modes grpo@{found.agg_mode}"]

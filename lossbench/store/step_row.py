@@ -1,0 +1,178 @@
+"""The row of an optimizer step: which columns it has, and how each follows from completions and training sums.
+
+The trainer's recorder, the ingested logs and the metrics all take a step's figures from here. Every figure over
+completions is a `Mean`; `sampling_row` works them out for rows in memory, `step_sums_sql` for a table.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+EQUAL_REWARDS = 1e-8
+"""Rewards of a group that differ by no more than this, or this share of the largest, are equal (TRL: isclose)."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean of column `value` over the completions that have one and whose `flag` is `wanted` (no flag: over all).
+
+    Columns are those of `rollouts`, and `truncated`, the opposite of `terminated`. `value` may be an SQL expression
+    where only tables are asked for the mean.
+    """
+
+    value: str
+    flag: str | None = None
+    wanted: bool = True
+
+
+SAMPLED: dict[str, Mean] = {
+    "reward_mean": Mean("reward"),
+    "length_mean": Mean("length_tokens"),
+    "length_correct": Mean("length_tokens", "correct"),
+    "length_incorrect": Mean("length_tokens", "correct", False),
+    "length_terminated": Mean("length_tokens", "terminated"),
+    "truncated_frac": Mean("truncated"),
+}
+"""The columns of `steps` that are means over the completions sampled for the step, by name."""
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Sums over one optimizer step, over all micro-batches and ranks."""
+
+    step: int
+    loss: float
+    tokens: int
+    entropy_sum: float
+    clipped_tokens: float | None
+    kl_sum: float | None
+    weight_sum: float
+    grad_norm: float | None
+    lr: float | None
+    wall_s: float
+
+
+def step_row(stats: StepStats) -> dict[str, Any]:
+    """The training columns of one step; means per token, null where the step had no token."""
+    tokens = stats.tokens or None
+    return {
+        "step": stats.step,
+        "loss": _finite(stats.loss),
+        "grad_norm": _finite(stats.grad_norm),
+        "entropy": stats.entropy_sum / tokens if tokens else None,
+        "clip_frac": stats.clipped_tokens / tokens if tokens and stats.clipped_tokens is not None else None,
+        "kl": stats.kl_sum / tokens if tokens and stats.kl_sum is not None else None,
+        "lr": stats.lr,
+        "weight_sum": stats.weight_sum,
+        "tokens": stats.tokens,
+        "wall_s": stats.wall_s,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def sampling_row(rollouts: Sequence[Any]) -> dict[str, Any]:
+    """The sampling columns over freshly sampled rollouts: pooled means, null where there is nothing to average."""
+    rows = [{**vars(rollout), "truncated": _opposite(rollout.terminated)} for rollout in rollouts]
+    rewards: dict[tuple[int, int], list[float]] = {}
+    for row in rows:
+        if row["reward"] is not None:
+            rewards.setdefault((row["generation"], row["group"]), []).append(row["reward"])
+    return {
+        "generation": rows[-1]["generation"],
+        **{name: _mean(_values(rows, mean)) for name, mean in SAMPLED.items()},
+        "zero_std_frac": _mean(equal_rewards(min(group), max(group)) for group in rewards.values()),
+    }
+
+
+def _opposite(flag: bool | None) -> bool | None:
+    return None if flag is None else not flag
+
+
+def _values(rows: Iterable[Mapping[str, Any]], mean: Mean) -> list[float]:
+    values = [row[mean.value] for row in rows if mean.flag is None or row[mean.flag] is mean.wanted]
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return fmean(values) if values else None
+
+
+def equal_rewards(lowest: float, highest: float) -> bool:
+    """Whether a group's rewards, between `lowest` and `highest`, are equal but for rounding.
+
+    >>> equal_rewards(0.3, 0.1 + 0.2), equal_rewards(0.3, 0.31)
+    (True, False)
+    """
+    return highest - lowest <= EQUAL_REWARDS * max(1.0, abs(lowest), abs(highest))
+
+
+def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
+    """SQL for one row per step of `source`, a table with the completion columns of `rollouts`, in order of steps.
+
+    Columns: `step`, `generation` (the last one), `rows`; `<mean>_sum` and `<mean>_rows` for each of `means`, which must
+    include the lengths of correct and incorrect completions; `groups` (with rewards), `zero_std_groups` (whose rewards
+    are equal), `mixed_groups` (with correct and incorrect completions) and `mixed_gap_sum` (their mean incorrect minus
+    mean correct length). A group is one number in one generation, or in one step where the generation is null; it
+    counts in its first step. Sums of integers are exact in any order, sums of reals only the same on one thread.
+    """
+    parts = [f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()]
+    names = [f"{name}_{part}" for name in means for part in ("sum", "rows")]
+    kinds = [name for name in names if name.startswith(("length_correct_", "length_incorrect_"))]
+    gap = "length_incorrect_sum / length_incorrect_rows - length_correct_sum / length_correct_rows"
+    return f"""
+    WITH completions AS (SELECT *, NOT terminated AS truncated FROM {source} WHERE step IS NOT NULL),
+    cells AS (
+        SELECT step, generation, "group", count(*)::DOUBLE AS rows, {", ".join(parts)},
+            min(reward) AS lowest, max(reward) AS highest
+        FROM completions GROUP BY step, generation, "group"),
+    prompts AS (
+        SELECT min(step) AS step, min(lowest) AS lowest, max(highest) AS highest,
+            {", ".join(f"sum({name}) AS {name}" for name in kinds)}
+        FROM cells WHERE "group" IS NOT NULL
+        GROUP BY generation, CASE WHEN generation IS NULL THEN step END, "group"),
+    per_group AS (
+        SELECT step, count(lowest)::DOUBLE AS groups,
+            (count(*) FILTER (highest - lowest <= {EQUAL_REWARDS} * greatest(1, abs(lowest), abs(highest))))::DOUBLE
+                AS zero_std_groups,
+            (count(*) FILTER (length_correct_rows > 0 AND length_incorrect_rows > 0))::DOUBLE AS mixed_groups,
+            coalesce(sum({gap}) FILTER (length_correct_rows > 0 AND length_incorrect_rows > 0), 0) AS mixed_gap_sum
+        FROM prompts GROUP BY step),
+    per_step AS (
+        SELECT step, max(generation) AS generation, sum(rows) AS rows,
+            {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in names)}
+        FROM cells GROUP BY step)
+    SELECT per_step.*, coalesce(groups, 0) AS groups, coalesce(zero_std_groups, 0) AS zero_std_groups,
+        coalesce(mixed_groups, 0) AS mixed_groups, coalesce(mixed_gap_sum, 0) AS mixed_gap_sum
+    FROM per_step LEFT JOIN per_group USING (step) ORDER BY step"""
+
+
+def _sum_sql(mean: Mean) -> str:
+    return f"sum(({mean.value})::DOUBLE){_filter_sql(mean)}"
+
+
+def _rows_sql(mean: Mean) -> str:
+    return f"(count({mean.value}){_filter_sql(mean)})::DOUBLE"
+
+
+def _filter_sql(mean: Mean) -> str:
+    if mean.flag is None:
+        return ""
+    return f" FILTER ({mean.flag})" if mean.wanted else f" FILTER (NOT {mean.flag})"
+
+
+def sampling_rows_sql(source: str) -> str:
+    """SQL for the sampling columns of `steps`, one row per step of `source`; null where there is nothing to average.
+
+    `tokens` is null where a completion of the step has no length.
+    """
+    means = ", ".join(f"{name}_sum / nullif({name}_rows, 0) AS {name}" for name in SAMPLED)
+    return f"""
+    SELECT step, generation, {means}, zero_std_groups / nullif(groups, 0) AS zero_std_frac,
+        CASE WHEN length_mean_rows = rows THEN length_mean_sum::BIGINT END AS tokens
+    FROM ({step_sums_sql(source)}) ORDER BY step"""

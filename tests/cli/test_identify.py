@@ -1,0 +1,59 @@
+"""`lossbench identify` on files of loss functions."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lossbench.cli import app
+from lossbench.errors import UsageError
+
+CODE = """
+def loss(loss_mat, mask):
+    return (loss_mat * mask).sum() / mask.sum()
+
+def positional(a, b, scale):
+    return scale * ((a * b).sum(-1) / b.sum(-1)).mean()
+"""
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["identify", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_a_function_is_named_with_its_scope(code: Path) -> None:
+    lines = run(f"{code}:loss").splitlines()
+    assert lines[0] == "token-mean"
+    assert "over several micro-batches it is micro-token-mean" in lines[1]
+
+
+def test_an_expression_adapts_a_function(code: Path) -> None:
+    (row,) = json.loads(run(f"{code}:positional", "--call", "loss(loss_mat, mask, 2.0)", "--format", "json"))
+    # Twice the mean over sequences of their token means.
+    assert (row["agg_mode"], row["factor"]) == ("seq-mean-token-mean", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.py:loss"], "no such file"),
+        (["{code}"], "name a class or function"),
+        (["{code}:losss"], "losss"),
+        (["{code}:positional"], "parameter 'a' is not known"),
+        (["{code}:loss", "--call", "loss("], "is not an expression"),
+        (["{code}:loss", "--call", "loss(nothing)"], "NameError"),
+    ],
+)
+def test_a_mistake_is_one_line(code: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, ["identify", *(a.format(code=code) for a in arguments)], catch_exceptions=False)
