@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from lossbench.store.schema import schema_for
 
 PARTS = "parts"
-_PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)\.parquet")
+_PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)(-rank(?P<rank>\d+))?\.parquet")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,23 +79,24 @@ def _replace(path: Path, write) -> None:
 
 class PartWriter:
     """Grows a run's tables as `parts/<table>-<step>.parquet`; `join` makes one file a table of them, and
-    `drop_parts` drops them."""
+    `drop_parts` drops them. Processes that write the same table of a run are told apart by their rank."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, rank: int = 0) -> None:
+        self.run_dir, self.rank = run_dir, rank
         self.parts = run_dir / PARTS
         self.parts.mkdir(parents=True, exist_ok=True)
 
     def append(self, table: str, step: int, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> None:
         """Write the rows of one step; writing a step again replaces it."""
-        write_table(self.parts / f"{table}-{step:07d}.parquet", table, rows)
+        mine = f"-rank{self.rank}" if self.rank else ""
+        write_table(self.parts / f"{table}-{step:07d}{mine}.parquet", table, rows)
 
     def keep_up_to(self, step: int) -> None:
         """Drop the parts of later steps, which a run that continues from `step` will write again, and joined tables."""
         self._drop_tables()
         for path in self.parts.iterdir():
             match = _PART_NAME.fullmatch(path.name)
-            if match is None or int(match["step"]) > step:
+            if match is None or (int(match["rank"] or 0) == self.rank and int(match["step"]) > step):
                 path.unlink()
 
     def clear(self) -> None:
@@ -131,11 +132,11 @@ class PartWriter:
 
 def part_files(run_dir: Path) -> dict[str, list[Path]]:
     """The part files of each table, in step order."""
-    found: dict[str, list[tuple[int, Path]]] = {}
+    found: dict[str, list[tuple[int, int, Path]]] = {}
     for path in _list(run_dir / PARTS):
         if match := _PART_NAME.fullmatch(path.name):
-            found.setdefault(match["table"], []).append((int(match["step"]), path))
-    return {table: [path for _, path in sorted(paths)] for table, paths in found.items()}
+            found.setdefault(match["table"], []).append((int(match["step"]), int(match["rank"] or 0), path))
+    return {table: [path for *_, path in sorted(paths)] for table, paths in found.items()}
 
 
 def _list(folder: Path) -> Iterable[Path]:
