@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-import numpy as np
-
 from lossbench.errors import unknown
+from lossbench.loss.lazy import Array, np
 from lossbench.registry import Registry
 
 
@@ -27,9 +26,9 @@ class Rows:
     `horizon` the constant H in tokens, `alpha` the mode's exponent.
     """
 
-    lengths_N: np.ndarray
-    groups_N: np.ndarray
-    micro_N: np.ndarray
+    lengths_N: Array
+    groups_N: Array
+    micro_N: Array
     horizon: float
     alpha: float | None = None
 
@@ -40,16 +39,16 @@ class Rows:
             raise ValueError("alpha is None: this aggregation needs a finite number")
         return self.alpha
 
-    def per_group(self, values_N: np.ndarray) -> np.ndarray:
+    def per_group(self, values_N: Array) -> Array:
         """(N,): for each row, the sum of the values over the rows of its prompt group."""
         return sum_by(values_N, self.groups_N)
 
-    def per_micro_batch(self, values_N: np.ndarray) -> np.ndarray:
+    def per_micro_batch(self, values_N: Array) -> Array:
         """(N,): for each row, the sum of the values over the rows of its micro-batch."""
         return sum_by(values_N, self.micro_N)
 
 
-def sum_by(values_N: np.ndarray, ids_N: np.ndarray) -> np.ndarray:
+def sum_by(values_N: Array, ids_N: Array) -> Array:
     """(N,) float64: for each row, the sum of the values over all rows that share its id."""
     _, inverse_N = np.unique(ids_N, return_inverse=True)
     return np.bincount(inverse_N, weights=values_N)[inverse_N] if len(ids_N) else np.zeros(0)
@@ -85,7 +84,7 @@ class Aggregation:
     """
 
     name: str
-    row_term: Callable[[Rows], np.ndarray]
+    row_term: Callable[[Rows], Array]
     divisor: Callable[[Totals], float]
     formula: str
     exponent: Callable[[float], float]
@@ -96,11 +95,11 @@ class Aggregation:
     depends_on_split: bool = False
 
 
-def _ones(rows: Rows) -> np.ndarray:
+def _ones(rows: Rows) -> Array:
     return np.ones_like(rows.lengths_N)
 
 
-def _length_power(rows: Rows) -> np.ndarray:
+def _length_power(rows: Rows) -> Array:
     """(L/H)^(alpha-1) / H, which is L^(alpha-1) / H^alpha without huge intermediate numbers."""
     return (rows.lengths_N / rows.horizon) ** (rows.exponent - 1.0) / rows.horizon
 

@@ -1,8 +1,6 @@
 """From per-token losses and row weights to one scalar, blind to whatever masked cells hold."""
 
-import numpy as np
-
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Array, Tensor, torch
 
 
 def check_mask(mask_BT: Tensor) -> Tensor:
@@ -31,7 +29,7 @@ def row_sums(loss_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return loss_BT.masked_fill(~live_BT, 0.0).sum(-1, dtype=dtype)
 
 
-def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: "Tensor | np.ndarray") -> Tensor:
+def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: "Tensor | Array") -> Tensor:
     """`sum_i w_i * sum_t m_it * l_it`: the scalar loss of one batch.
 
     `loss_BT` (B, T) in any float dtype, `mask_BT` (B, T) bool or 0/1, `weights_B` (B,), an array or a

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Tensor, torch
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
 from lossbench.loss.window import window_weights

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Tensor, torch
 from lossbench.loss.masked_sums import widen
 from lossbench.registry import Registry
 

@@ -9,10 +9,8 @@ float64, so ranks agree to the last bit. Wherever arrays are taken, so are tenso
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from lossbench.loss.aggregations import BoundAggregation, Rows, Totals, parse_aggregation
+from lossbench.loss.lazy import Array, ArrayLike, np
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Window:
             raise ValueError(f"horizon is {self.horizon}; valid: a finite number above 0")
         self.totals = Totals(self.horizon)
 
-    def add(self, lengths_N: ArrayLike, group_ids_N: ArrayLike, micro_ids_N: ArrayLike) -> np.ndarray:
+    def add(self, lengths_N: ArrayLike, group_ids_N: ArrayLike, micro_ids_N: ArrayLike) -> Array:
         """Take rows into the window; returns their row terms (N,), float64, exactly 0 where a row is empty.
 
         A group counts once per call: where a window uses a generation twice, each pass is rows of its own. Raises
@@ -75,7 +73,7 @@ class Window:
         )
         return terms_N
 
-    def add_segment(self, layout: Layout, first: int, last: int) -> np.ndarray:
+    def add_segment(self, layout: Layout, first: int, last: int) -> Array:
         """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
         lengths_RCB, groups_RCB, rows_RCB = (
             np.asarray(values_RCB)[:, first:last]
@@ -111,7 +109,7 @@ def window_weights(
     horizon: float,
     micro_ids_N: ArrayLike | None = None,
     match_scale: bool = False,
-) -> np.ndarray:
+) -> Array:
     """Weights w_i (N,) of all rows of one window, float64.
 
     `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
