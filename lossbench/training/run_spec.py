@@ -50,6 +50,8 @@ class Settings(SurrogateParams):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, ge=0)  # 0: no clipping
     beta: float = Field(0.0, ge=0)  # weight of the KL term
+    disable_dropout: bool = True  # the model's and LoRA's; with dropout even the first pass is off-policy
+    router_aux_loss_coef: Literal[0] | None = None  # 0: a mixture of experts trains without its balancing loss
 
     loss_scale_factor: float | None = Field(None, gt=0)  # the constant H in tokens; default: max_completion_length
     match_scale: bool = False  # every mode's row weights add up to 1/H in each step

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from lossbench.claims.dose_claim import dose_claim
 from lossbench.cli.report import report
-from lossbench.probe.drift import DriftTable, read_projections
+from lossbench.probe.drift import DriftTable
+from lossbench.probe.projections import read_projections
 from lossbench.report.data import gather
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
