@@ -71,9 +71,8 @@ def length_metrics(
         sizes = np.bincount(table["group"].astype(int))[table["group"].astype(int)]
         whole = {name: values[sizes == group_size] for name, values in table.items()}
         for name, pushed in pushes(whole, _compared(mode)).items() if len(whole["step"]) else ():
-            label = "" if mode is not None and name == mode.name else f"/{name}"
-            found |= {f"{key}{label}": _first(pushed[key]) for key in ("push_incorrect", "push_correct")}
-    return {f"lossbench/{name}": float(value) for name, value in found.items() if value is not None}
+            found |= {f"{key}/{name}": _first(pushed[key]) for key in ("push_incorrect", "push_correct")}
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 @cache
