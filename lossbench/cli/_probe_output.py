@@ -32,12 +32,13 @@ def write(out: Path, results: list[Result], say: Callable[[str], None]) -> None:
 
     from lossbench.report.probe_figures import dose_figure, drift_figure
     from lossbench.report.style import look, save
-    from lossbench.store.write import write_json
+    from lossbench.store.write import refuse_links, write_json, write_text
 
+    refuse_links(out, "probe")
     folder = out / "probe"
     folder.mkdir(parents=True, exist_ok=True)
     records = [_record(result, row) for result in results for row in result.drifts]
-    pd.DataFrame(records).to_csv(folder / "drift.csv", index=False)
+    write_text(folder / "drift.csv", pd.DataFrame(records).to_csv(index=False))
     write_json(folder / "probe.json", [asdict(result) for result in results])
     last = results[-1]
     metric = last.drifts[0].metric

@@ -14,7 +14,7 @@ from lossbench.policies.prepare import built_in_policy, missing_policies, prepar
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
-from lossbench.sweep.folder import check_checkpoints, check_folder, default_folder, fresh_folder, write_plan
+from lossbench.sweep.folder import check_folder, check_run_folders, default_folder, fresh_folder, write_plan
 from lossbench.sweep.plan import plan
 from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
@@ -142,7 +142,7 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         with sweep_lock(folder, planned.shard, hash_of({"runs": [spec.run_id for spec in planned.runs]})[:6]):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
-            check_checkpoints(folder, left)
+            check_run_folders(folder, left)
             write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
