@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lossbench.cli._shared import print_table
+from lossbench.cli._shared import print_table, show
 
 _TABLE = ["mode", "length", "drift", "ci_low", "ci_high", "t", "adam_drift", "adam_t", "raw", "note"]
 
@@ -55,7 +55,7 @@ def _record(result: Result, row: Any) -> dict[str, Any]:
 def print_results(results: list[Result], format: str, say: Callable[[str], None]) -> None:
     """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, their company, dose-response."""
     if format == "json":
-        print(json.dumps([asdict(result) for result in results], indent=2, allow_nan=False))
+        show(json.dumps([asdict(result) for result in results], indent=2, allow_nan=False))
         return
     if format == "csv":
         print_table([_record(result, row) for result in results for row in result.drifts], None, format)

@@ -50,7 +50,7 @@ def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processe
 
 
 def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:

@@ -195,7 +195,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         return unknown("key", key, model.model_fields)
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{key} = {first['input']!r}: {message}" if key else message
+    given = repr(first["input"])
+    return f"{key} = {given if len(given) <= 80 else f'{given[:80]}…'}: {message}" if key else message
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -1,6 +1,7 @@
 """From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -135,6 +136,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
     the runs that were going are stopped and marked.
     """
+    if planned.here and sys.platform == "win32":
+        raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
     wanted = Resources(options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address)
     executor = make_executor(options.executor, wanted)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, one_line
+from lossbench.locks import exclusive
 from lossbench.policies import BUILT_IN
 from lossbench.policies.prepare import built_in_policy
-from lossbench.policies.warmstart import cache_dir, exclusive, policy_path
+from lossbench.policies.warmstart import cache_dir, policy_path
 from lossbench.store.read import RUN_FILE
 from lossbench.store.write import write_json
 from lossbench.sweep.executors.base import Ended, Progress, Resources
