@@ -12,10 +12,11 @@ from lossbench.version import __version__
 
 if TYPE_CHECKING:
     from lossbench.api import Sweep, load, run_sweep
+    from lossbench.diagnosis.watch import watch
     from lossbench.loss.modes import parse_mode
     from lossbench.loss.verl_agg_loss import agg_loss
 
-__all__ = ["Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep"]
+__all__ = ["Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep", "watch"]
 
 _LAZY = {
     "Sweep": "lossbench.api",
@@ -23,6 +24,7 @@ _LAZY = {
     "load": "lossbench.api",
     "parse_mode": "lossbench.loss.modes",
     "run_sweep": "lossbench.api",
+    "watch": "lossbench.diagnosis.watch",
 }
 
 

@@ -1,14 +1,18 @@
 """Processes: cores, starting them, and ending them with their parent."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
+from typing import TypeVar
 
 _PR_SET_PDEATHSIG = 1
+_Result = TypeVar("_Result")
 
 
 def cores() -> int:
@@ -28,6 +32,12 @@ def main_hidden() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def in_child(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Run a module's function in a process of its own, which loads libraries that this one can do without."""
+    with main_hidden(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def die_with_parent() -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from scipy import optimize
 from scipy import stats as scipy_stats
 
 Alternative = Literal["greater", "less", "two-sided"]
@@ -191,13 +192,10 @@ def detectable_d_z(n: int, power: float = 0.8, alpha: float = 0.05, sides: Liter
     """Standardised paired effect that n pairs detect with `power` by the paired t test (NaN for n < 2)."""
     if n < 2:
         return float("nan")
-    low, high = 0.0, 1.0
+    high = 1.0
     while _t_power(high, n, alpha, sides) < power:
         high *= 2
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_power(middle, n, alpha, sides) < power else (low, middle)
-    return (low + high) / 2
+    return float(optimize.brentq(lambda d_z: _t_power(d_z, n, alpha, sides) - power, 0.0, high, xtol=1e-14))
 
 
 def non_inferiority(differences: Sequence[float] | np.ndarray, margin: float) -> float:
@@ -223,9 +221,8 @@ def tost(differences: Sequence[float] | np.ndarray, low: float, high: float) -> 
         return float("nan")
     if values.std(ddof=1) == 0:
         return 0.0 if low < values[0] < high else 1.0
-    mean, error = values.mean(), values.std(ddof=1) / np.sqrt(values.size)
-    above = scipy_stats.t.sf((mean - low) / error, values.size - 1)
-    below = scipy_stats.t.cdf((mean - high) / error, values.size - 1)
+    above = scipy_stats.ttest_1samp(values, low, alternative="greater").pvalue
+    below = scipy_stats.ttest_1samp(values, high, alternative="less").pvalue
     return float(max(above, below))
 
 

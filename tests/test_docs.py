@@ -2,14 +2,17 @@
 
 import os
 import re
+import string
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import typer
 from support.readme import BLOCKS, DOCS, README, ROOT, block, commands, names, pages, programs
 
 from lossbench.cli import app
+from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer
 
 PAGES = {page.name: page for page in pages()}
 GENERATED = [(page, name) for page, path in PAGES.items() for name in names(path.read_text())]
@@ -56,9 +59,10 @@ def test_commands_parse(page, words):
 
 
 @pytest.mark.parametrize("words", [w for page, w in COMMANDS if w[0] in RUNNABLE and page in CHECKED], ids=" ".join)
-def test_commands_that_need_nothing_run(words):
+def test_commands_that_need_nothing_run(words, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
+    monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, words).exit_code == 0
 
 
@@ -77,6 +81,8 @@ def your_own(tmp_path_factory):
     """Output of every program and command of your-own.md, run in order in one folder; programs by file name."""
     folder = tmp_path_factory.mktemp("your-own")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOSSBENCH_CACHE": str(folder / "cache")}
+    (folder / "results").symlink_to(ROOT / "results")
+    _save_policy(folder / "my-policy")
     said = {}
     for part in re.findall(r"^```(?:python|console)\n.*?^```$", PAGES["your-own.md"].read_text(), re.M | re.S):
         for program in programs(part):
@@ -86,6 +92,14 @@ def your_own(tmp_path_factory):
         for words in commands(part):
             said[" ".join(words)] = _output([sys.executable, "-m", "lossbench", *words], folder, environment)
     return said
+
+
+def _save_policy(folder):
+    """A random policy over printable characters."""
+    with mock.patch("lossbench.policies.tiny.ALPHABET", string.printable):
+        tokenizer = make_tokenizer()
+    make_model(TinyPolicy(layers=1), len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _output(words, folder, environment):
@@ -103,3 +117,16 @@ def test_an_aggregation_of_your_own_weighs_rows(your_own):
     name, _, weights = your_own["aggregation.py"].partition(" ")
     assert name == "grpo@root-length/none"
     assert eval(weights) == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_claim_of_your_own_is_judged(your_own):
+    # late correct length of the committed runs: dr_grpo 18.14 - grpo 7.154 = 10.99, interval [9.29, 12.68]
+    assert your_own["claim.py"].strip() == "supported 11.0 tokens [9.3, 12.7]"
+
+
+def test_a_sweep_from_python_trains_both_modes(your_own):
+    line, _, table = your_own["sweep.py"].partition("\n")
+    assert line == "<Sweep 'parity': grpo, grpo@prompt-mean/group; 2 of 2 runs completed>"
+    assert [row.split()[1:3] for row in table.splitlines()[1:]] == [
+        ["grpo", "1"], ["grpo", "2"], ["grpo@prompt-mean/group", "1"], ["grpo@prompt-mean/group", "2"],
+    ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +10,7 @@ from lossbench.claims.registry import ALPHA, Claim, Contrast
 from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
 from lossbench.metrics.compare import arm_values, pair_label
 from lossbench.metrics.length import METRICS
+from lossbench.metrics.weights import EXACT_CHECKS, ExactCheck
 from lossbench.stats import (
     Interval,
     holm,
@@ -22,9 +22,6 @@ from lossbench.stats import (
     t_interval,
     tost,
 )
-
-if TYPE_CHECKING:
-    from lossbench.metrics.weights import ExactCheck
 
 EQUIVALENCE_CONFIDENCE = 1 - 2 * ALPHA
 """The interval that two one-sided tests at `ALPHA` look at."""
@@ -71,12 +68,7 @@ def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _D
     return _tested(claim, data, (*notes, *_beside(claim, metrics)))
 
 
-def _exact_checks(claim: Claim) -> "list[ExactCheck]":
-    if not claim.exact:
-        return []
-    # Loads torch, which verdicts on runs alone can do without.
-    from lossbench.metrics.weights import EXACT_CHECKS
-
+def _exact_checks(claim: Claim) -> list[ExactCheck]:
     return [EXACT_CHECKS[name]() for name in claim.exact]
 
 
@@ -258,7 +250,7 @@ def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) 
 def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tuple[str, str] | None:
     """Why a probe cannot decide its claim, and what would; None where it can."""
     if not enough_alphas:
-        return "the probe has too few values of α", "a probe with three or more values of α, 1 among them"
+        return "the probe has too few values of α", "a probe with three or more values of α"
     if dose.pairs < 2:
         return "the probe has fewer than two pairs of batches", "a probe of several pairs (--batches)"
     if not np.all(np.isfinite(drift)):
@@ -271,22 +263,18 @@ def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tupl
 def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
     """The verdict on the probe's claim; None (no probe file) is not tested."""
     if dose is None:
-        remedy = "lossbench probe with length-power:α for several α, α = 1 among them"
+        remedy = "lossbench probe with length-power:α for several α"
         return Verdict(claim, "not tested", "there is no probe file", remedy)
     order = np.argsort(dose.alphas)
     alphas, drift = np.array(dose.alphas)[order], np.array(dose.drift)[order]
-    at_one = np.flatnonzero(np.isclose(alphas, 1.0))
-    lack = _lack_of(dose, len(alphas) >= 3 and bool(at_one.size), drift)
+    lack = _lack_of(dose, len(alphas) >= 3, drift)
     if lack is not None:
         return Verdict(claim, "not tested", f"cannot be tested because {lack[0]}", lack[1], n=dose.pairs)
-    k = int(order[at_one[0]])
-    zero_at_one = dose.ci_low[k] <= 0 <= dose.ci_high[k]
     effect = Interval(*(float(np.array(side)[order][0]) for side in (dose.drift, dose.ci_low, dose.ci_high)))
     numbers = Verdict(claim, "inconclusive", "", effect=effect, unit=f"drift at α = {alphas[0]:g}", p=dose.p_falling,
                       n=dose.pairs)  # fmt: skip
-    if not zero_at_one or dose.p_rising <= ALPHA:
-        return replace(numbers, status="contradicted", reason="drift at α = 1 is not zero" if not zero_at_one else
-                       "drift rises with α")  # fmt: skip
+    if dose.p_rising <= ALPHA:
+        return replace(numbers, status="contradicted", reason=f"drift rises with α, p = {dose.p_rising:.3g}")
     if dose.p_falling <= ALPHA and bool(np.all(np.diff(drift) < 0)):
         return replace(numbers, status="supported", reason=f"falls at every step of α, p = {dose.p_falling:.3g}")
     return replace(numbers, reason=f"the fall is not monotone or not certain (p = {dose.p_falling:.3g})",

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lossbench.claims import verdict
 from lossbench.claims.dose_claim import dose_claim
 from lossbench.errors import UsageError
 from lossbench.metrics.length import records
 from lossbench.probe.dose_response import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
-from lossbench.probe.drift import Drift, Projections, read_projections
-from lossbench.probe.forecast import (
+from lossbench.probe.drift import Drift
+from lossbench.probe.projections import Projections, Window, read_projections
+from lossbench.probe.realised import (
     Agreement,
     OrderCheck,
     TrainedDrift,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 class FrozenProbe:
     """A probe of the policies that the runs start from: plain rows and numbers, no model and no file.
 
-    `policies` are its policies by name, with warm start where there is one; their pairs are pooled, and
+    `policies` are its policies by name, with warm start where there is one; their pairs are pooled (`pooled`), and
     `drifts_by_policy` has those of incorrect length (first metric, equal row weight) of each where there are several.
     `drifts` are of the sweep's modes, `dose` of incorrect and correct length in the first metric; `claim` is what the
     claim on the dose needs; `orders` stand against the realised late lengths.
@@ -131,12 +130,27 @@ def policy_label(probe: Projections) -> str:
 
 
 def pooled(probes: Sequence[Projections]) -> Projections:
-    """Several probes as one: the pairs of each, numbered on."""
-    windows, first = [], 0
-    for probe in probes:
+    """Several probes as one: the pairs of each, numbered on.
+
+    Pairs of policies that share prompts and draws are no more independent than one: they keep their number, so that a
+    pair's value is the mean over these policies and counts once.
+    """
+    windows: list[Window] = []
+    first_of: dict[Any, int] = {}
+    for place, probe in enumerate(probes):
+        first = first_of.setdefault(_draws(probe, place), 1 + max((window.pair for window in windows), default=-1))
         windows += [replace(window, pair=first + window.pair) for window in probe.windows]
-        first += 1 + max(window.pair for window in probe.windows)
     return replace(probes[0], windows=windows)
+
+
+def _draws(probe: Projections, place: int) -> Any:
+    """What probes of the same prompts and draws have in common. Files without it were all drawn with the user's seed;
+    recorded completions, and what is not known, are of their own."""  # fmt: skip
+    facts = probe.facts
+    if facts.get("rollouts") or "settings" not in facts:
+        return "unknown", place
+    seed = facts["settings"].get("sampling", {}).get("seed")
+    return facts.get("task"), facts.get("draws", ("seed", seed))
 
 
 def _frozen(probes: list[Projections], sweep: Sweep, metrics: "pd.DataFrame") -> FrozenProbe:
@@ -147,7 +161,7 @@ def _frozen(probes: list[Projections], sweep: Sweep, metrics: "pd.DataFrame") ->
     apart = [drift_table(one, shared) for one in probes] if len(probes) > 1 else []
     return FrozenProbe(
         policies=[policy_label(one) for one in probes],
-        pairs=len(np.unique([window.pair for window in probe.windows])),
+        pairs=len(probe.windows_of_pair()),
         completions=len(probe.pool("lengths_N")),
         lengths=length_facts(probe),
         drifts=table.rows(modes),

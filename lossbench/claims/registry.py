@@ -139,7 +139,7 @@ _ALL = (
         "exact", exact=("weight-elasticity",),
     ),
     Claim(
-        "C9", "On frozen rollouts, the drift of incorrect length falls with α of length-power:α and is zero at α = 1.",
+        "C9", "On frozen rollouts, the drift of incorrect length falls with α of length-power:α.",
         "lossbench, from the length-bias algebra", "none",
         "dose-response",
     ),

@@ -27,6 +27,19 @@ TaskSetOption = Annotated[
 _TABLE = "task_params."
 
 
+def mapping(pairs: list[str]) -> dict[str, str]:
+    """Field to column, from FIELD=COLUMN options."""
+    mapping: dict[str, str] = {}
+    for pair in pairs:
+        ours, equals, theirs = pair.partition("=")
+        if not (ours and equals and theirs):
+            raise UsageError(f"--map '{pair}'; valid: FIELD=COLUMN, such as length=response_len")
+        if ours in mapping:
+            raise UsageError(f"--map {ours} is given twice")
+        mapping[ours] = theirs
+    return mapping
+
+
 def task_params(settings: list[str]) -> dict[str, Any]:
     """A task's parameters from `task_params.KEY=VALUE` each, as `sweep --set` takes them. Raises UsageError."""
     from lossbench.sweep.recipe import apply_assignments

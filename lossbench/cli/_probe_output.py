@@ -1,33 +1,21 @@
-"""What `lossbench probe` writes and prints: tables, figures, and one line per mode on what training could show."""
+"""Tables, figures and lines of `lossbench probe`."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lossbench.cli._shared import print_table, show
+from lossbench.probe.drift import Drift
+from lossbench.probe.findings import Findings
 
 _TABLE = ["mode", "length", "drift", "ci_low", "ci_high", "t", "adam_drift", "adam_t", "raw", "note"]
+_MOST_CUT = 0.05
 
 
-@dataclass(frozen=True)
-class Result:
-    """All that is said of one probed policy, as plain records."""
-
-    policy: str
-    step: int
-    pairs: int
-    completions: int
-    lengths: list[dict[str, Any]]
-    drifts: list[Any]
-    doses: list[Any]
-    mechanism: list[dict[str, Any]]
-    forecasts: list[dict[str, Any]]
-
-
-def write(out: Path, results: list[Result], say: Callable[[str], None]) -> None:
-    """CSV and JSON of all results, figures of the last policy probed."""
+def write_findings(out: Path, found: Sequence[Findings], say: Callable[[str], None]) -> None:
+    """CSV and JSON of all findings, figures of the last policy probed."""
     import pandas as pd
 
     from lossbench.report.probe_figures import dose_figure, drift_figure
@@ -37,10 +25,9 @@ def write(out: Path, results: list[Result], say: Callable[[str], None]) -> None:
     refuse_links(out, "probe")
     folder = out / "probe"
     folder.mkdir(parents=True, exist_ok=True)
-    records = [_record(result, row) for result in results for row in result.drifts]
-    write_text(folder / "drift.csv", pd.DataFrame(records).to_csv(index=False))
-    write_json(folder / "probe.json", [asdict(result) for result in results])
-    last = results[-1]
+    write_text(folder / "drift.csv", pd.DataFrame(list(_records(found))).to_csv(index=False))
+    write_json(folder / "probe.json", [one.as_dict() for one in found])
+    last = found[-1]
     metric = last.drifts[0].metric
     with look():
         save(drift_figure(last.drifts, metric), folder, "drift")
@@ -48,36 +35,40 @@ def write(out: Path, results: list[Result], say: Callable[[str], None]) -> None:
     say(f"wrote {folder}/drift.csv, probe.json, drift.png, dose_response.png (and .svg)")
 
 
-def _record(result: Result, row: Any) -> dict[str, Any]:
-    return {"policy": result.policy, "step": result.step, **asdict(row)}
+def _records(found: Sequence[Findings]) -> Iterator[dict[str, Any]]:
+    for one in found:
+        yield from ({"policy": one.policy, "step": one.step, **asdict(row)} for row in one.drifts)
 
 
-def print_results(results: list[Result], format: str, say: Callable[[str], None]) -> None:
-    """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, their company, dose-response."""
+def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], None]) -> None:
+    """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, dose-response."""
     if format == "json":
-        show(json.dumps([asdict(result) for result in results], indent=2, allow_nan=False))
+        show(json.dumps([one.as_dict() for one in found], indent=2, allow_nan=False))
         return
     if format == "csv":
-        print_table([_record(result, row) for result in results for row in result.drifts], None, format)
+        print_table(list(_records(found)), None, format)
         return
-    for result in results:
-        say(_headline(result))
-        print_table(_table_rows(result), _TABLE, format)
-        print_table(_company_rows(result), None, format)
-        print_table(_dose_rows(result), None, format)
-        for line in _forecast_lines(result):
+    for one in found:
+        say(_headline(one))
+        for rows, columns in ((_drift_rows(one), _TABLE), (_beside_rows(one), None), (_dose_rows(one), None)):
+            print_table(rows, columns, format)
+        for line in _forecast_lines(one):
             say(line)
 
 
-def _headline(result: Result) -> str:
-    shares = ", ".join(f"{row['direction']} {row['completions']} (mean {row['length_mean']:.1f} tokens)"
-                       for row in result.lengths[:2] if row["completions"])  # fmt: skip
-    return f"{result.policy}, step {result.step}: {result.pairs} pairs, {result.completions} completions: {shares}"
+def _headline(found: Findings) -> str:
+    shares = ", ".join(f"{row.direction} {row.completions} (mean {row.length_mean:.1f} tokens)"
+                       for row in found.lengths[:2] if row.completions)  # fmt: skip
+    cut = "" if (found.truncated_frac or 0) <= _MOST_CUT else (
+        f"; warning: {found.truncated_frac:.0%} of the completions are cut at the cap, so their lengths are too short"
+    )  # fmt: skip
+    return (f"{found.policy}, step {found.step}: {found.pairs} pairs, {found.completions} completions: {shares}; "
+            f"parameters: {found.parameters}{cut}")  # fmt: skip
 
 
-def _table_rows(result: Result) -> list[dict[str, Any]]:
+def _drift_rows(found: Findings) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for drift in (row for row in result.drifts if row.match == "row-weight"):
+    for drift in (row for row in found.drifts if row.match == "row-weight"):
         row = rows.setdefault((drift.mode, drift.direction), {"mode": drift.mode, "length": drift.direction})
         if drift.metric == "adam":
             row |= {"adam_drift": drift.drift, "adam_t": drift.t}
@@ -87,44 +78,42 @@ def _table_rows(result: Result) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _company_rows(result: Result) -> list[dict[str, Any]]:
-    """What belongs beside a mean drift of incorrect length: median, sign test, the other matching, K1 and K3."""
-    metric = result.drifts[0].metric
-    found = {(row.mode, row.match): row for row in result.drifts
-             if (row.direction, row.metric) == ("incorrect", metric)}  # fmt: skip
-    rows = []
-    for facts in result.mechanism:
-        by_weight, by_norm = found[facts["mode"], "row-weight"], found[facts["mode"], "gradient-norm"]
-        rows.append({
-            "mode": facts["mode"], "median": by_weight.median, "sign_p": by_weight.sign_p,
-            "at_equal_norm": by_norm.drift, "at_equal_norm_t": by_norm.t,
-            "elasticity_incorrect": facts["elasticity_incorrect"],
-            "sign_length_imbalance": facts["sign_length_imbalance"],
-        })  # fmt: skip
-    return rows
+def _beside_rows(found: Findings) -> list[dict[str, Any]]:
+    """Beside a mean drift of incorrect length: median, sign test, the other matching, elasticity and imbalance."""
+    of = {(row.mode, row.match): row for row in _of_incorrect(found)}
+    return [
+        {"mode": facts.mode, "median": of[facts.mode, "row-weight"].median,
+         "sign_p": of[facts.mode, "row-weight"].sign_p, "at_equal_norm": of[facts.mode, "gradient-norm"].drift,
+         "at_equal_norm_t": of[facts.mode, "gradient-norm"].t, "elasticity_incorrect": facts.elasticity_incorrect,
+         "sign_length_imbalance": facts.sign_length_imbalance}
+        for facts in found.mechanism
+    ]  # fmt: skip
 
 
-def _dose_rows(result: Result) -> list[dict[str, Any]]:
+def _of_incorrect(found: Findings) -> Iterator[Drift]:
+    metric = found.drifts[0].metric
+    return (row for row in found.drifts if (row.direction, row.metric) == ("incorrect", metric))
+
+
+def _dose_rows(found: Findings) -> list[dict[str, Any]]:
     rows: dict[float, dict[str, Any]] = {}
-    for dose in result.doses:
-        if dose.metric != result.doses[0].metric:
-            continue
+    for dose in (dose for dose in found.doses if dose.metric == found.doses[0].metric):
         for point in dose.points:
-            row = rows.setdefault(point.alpha, {"alpha": point.alpha})
-            row |= {dose.direction: point.drift.drift, f"{dose.direction}_t": point.drift.t,
-                    f"{dose.direction}_theory": point.theory}  # fmt: skip
+            rows.setdefault(point.alpha, {"alpha": point.alpha}).update({
+                dose.direction: point.drift.drift, f"{dose.direction}_t": point.drift.t,
+                f"{dose.direction}_theory": point.theory,
+            })  # fmt: skip
     return list(rows.values())
 
 
-def _forecast_lines(result: Result) -> list[str]:
-    lines = []
-    for row in result.forecasts:
-        if row["change_tokens"] is None or not row["d_z"]:
-            continue
-        power = "" if row["power"] is None else f"; power with {row['seeds']} seeds {row['power']:.2f}"
-        lines.append(
-            f"{row['mode']}: a run of {row['steps']} steps x {row['rows_per_step']} completions would move incorrect "
-            f"length by {row['change_tokens']:+.1f} tokens against seq-mean-token-sum, noise between runs "
-            f"{row['noise_tokens']:.1f}{power}"
-        )
-    return lines
+def _forecast_lines(found: Findings) -> Iterator[str]:
+    for row in found.forecasts:
+        if row.change_tokens is not None:
+            power = "" if row.power is None else f"; power with {row.seeds} seeds {row.power:.2f}"
+            yield (
+                f"{row.mode}: a run of {row.steps} steps x {row.rows_per_step} completions would move incorrect length "
+                f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens against "
+                f"seq-mean-token-sum, noise between runs {row.noise_tokens:.1f}{power}"
+            )
+        elif row.pairs_needed:
+            yield f"{row.mode}: no forecast, its drift may be 0; about {row.pairs_needed} pairs would settle the sign"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lossbench.cli import _options as o
 from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
 from lossbench.errors import UsageError
 
@@ -53,7 +54,7 @@ def ingest(
     from lossbench.ingest.folder import ingest as read_log
     from lossbench.ingest.sink import Reading
 
-    request = Request(_mapping(columns or []), mode, seed, num_generations)
+    request = Request(o.mapping(columns or []), mode, seed, num_generations)
     count_tokens = _token_counter(tokenizer) if tokenizer else None
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
     try:
@@ -69,18 +70,6 @@ def ingest(
         talk(f"warning: {result.damage.count} damaged lines or files left out, such as {examples}")
     rows = [{"run": run_id, "steps": run["steps_done"], **run} for run_id, run in result.runs.items()]
     print_table(rows, _COLUMNS, format)
-
-
-def _mapping(pairs: list[str]) -> dict[str, str]:
-    mapping: dict[str, str] = {}
-    for pair in pairs:
-        ours, equals, theirs = pair.partition("=")
-        if not (ours and equals and theirs):
-            raise UsageError(f"--map '{pair}'; valid: FIELD=COLUMN, such as length=response_len")
-        if ours in mapping:
-            raise UsageError(f"--map {ours} is given twice")
-        mapping[ours] = theirs
-    return mapping
 
 
 def _token_counter(reference: str) -> "CountTokens":

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING, Format, FormatOption, QuietOption
+from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING, Format, FormatOption, QuietOption, talk
 from lossbench.errors import UsageError
 
 POLICY, WHAT = "Policy and rollouts", "Modes"
@@ -40,7 +40,12 @@ def probe(
     ] = None,
     rollouts: Annotated[
         Path | None,
-        typer.Option(help="Recorded completions of --model: prompt, completion (or _ids), reward, group.",
+        typer.Option(help="Recorded completions of --model, or TRL's or lossbench's folder of them.",
+                     rich_help_panel=POLICY),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="FIELD=COLUMN of the recorded completions, such as reward=score; repeatable.",
                      rich_help_panel=POLICY),
     ] = None,
     projections: Annotated[
@@ -95,13 +100,18 @@ def probe(
     """Predict how each mode moves the length of incorrect, correct and all completions, without training.
 
     Samples pairs of batches from the frozen policy and reports each mode's drift of length per unit of step, less that
-    of seq-mean-token-sum, with a 95 % interval over the pairs. Another mode costs nothing. Tables and figures go to
-    --out, the projections to <out>/probe/.
+    of seq-mean-token-sum, with a 95 % interval over the pairs. Extra modes add no computation. Tables and figures go to
+    --out, the projections to <out>/probe/, pair by pair: the same command goes on where it was stopped.
 
     Example: lossbench probe --modes grpo,dr_grpo,dapo
     """
-    from lossbench.cli._probe import ProbeRequest, run
+    from lossbench.cli import _probe
+    from lossbench.probe.batches import Sampling
+    from lossbench.probe.jobs import ProbeJob
+    from lossbench.probe.prober import ProbeSettings
+    from lossbench.probe.projections import read_projections
     from lossbench.sweep.overrides import dataset_task
+    from lossbench.tasks import make_task
 
     chosen_task: dict[str, Any] = {"task": task or "selfcheck", "task_params": {}}
     chosen_task |= dataset_task(dataset, verifier, task)
@@ -112,13 +122,24 @@ def probe(
         raise UsageError(f"{' and '.join(chosen)} exclude each other: give one policy")
     if projections is not None and rollouts is not None:
         raise UsageError("--projections and --rollouts exclude each other: a kept probe needs no completions")
-    run(
-        ProbeRequest(
-            modes=modes, alphas=alphas, micro_batch_rows=micro_batch_rows, recipe=recipe,
-            policy=model or policy or "selfcheck", policy_seed=policy_seed, checkpoints=checkpoints, rollouts=rollouts,
-            projections=projections, **chosen_task, batches=batches, completions=completions,
-            num_generations=num_generations, max_completion_length=max_completion_length, temperature=temperature,
-            seed=seed, params=params, metric=metric, lora=lora, workers=workers, max_positions=max_positions,
-            dtype=dtype, device=device, out=out, format=str(format), quiet=quiet,
-        )
+    question = _probe.question(modes, alphas, recipe, micro_batch_rows)
+    say = (lambda text: None) if quiet else talk
+    if projections is not None:
+        _probe.answer(read_projections(projections), question, out, str(format), say)
+        return
+    if batches < 1:
+        raise UsageError(f"--batches is {batches}: give 2 or more pairs, for an interval")
+    name = model or policy or "selfcheck"
+    job = ProbeJob(
+        name, policy_seed, **chosen_task, rollouts=rollouts, columns=o.mapping(columns or []),
+        load_options=_probe.load_options(name if checkpoints is None else str(checkpoints), lora, dtype, device),
+        settings=ProbeSettings(
+            Sampling(completions, num_generations, max_completion_length, temperature, seed), batches,
+            tuple(_probe.items(metric)), params=tuple(_probe.items(params or "")), max_positions=max_positions,
+        ),
     )  # fmt: skip
+    make_task(job.task, job.task_params)
+    jobs = [job] if checkpoints is None else _probe.of_checkpoints(job, checkpoints)
+    out = out or Path("results") / f"probe-{_probe.file_name(jobs[0].name)}"
+    path = _probe.measured(jobs, out, workers, question, say)
+    _probe.answer(read_projections(path), question, out, str(format), say)

@@ -59,12 +59,17 @@ def reproduce(
 
 def _probe(folder: Path, policy_seeds: Sequence[int], smoke: bool, quiet: bool) -> None:
     """Probe the frozen policy of every warm start into the sweep's folder, once."""
-    from lossbench.cli._probe import ProbeRequest, file_of, measure
+    from lossbench.probe.jobs import ProbeJob
+    from lossbench.probe.measure import is_complete, measure, probe_path
+    from lossbench.probe.prober import ProbeSettings
 
     for policy_seed in policy_seeds:
-        request = ProbeRequest(policy_seed=policy_seed, batches=4 if smoke else 40)
-        if not file_of(request, folder).exists():
-            measure(request, folder, (lambda message: None) if quiet else talk)
+        job = ProbeJob(policy_seed=policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40))
+        path = probe_path(folder, job)
+        if not is_complete(path):
+            measure([job], path)
+            if not quiet:
+                talk(f"probed warm start {policy_seed}: {path}")
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:

@@ -48,7 +48,8 @@ class Totals:
 class Aggregation:
     """One aggregation: its row term, its window scalar and what is known about it.
 
-    `row_term` sees lengths clamped to at least 1; the rows that are really empty are set to 0 afterwards.
+    `row_term` sees lengths clamped to at least 1; the rows that are really empty are set to 0 afterwards. Written with
+    operators and methods that tensors and NumPy arrays share, it also serves where torch is not loaded.
     `exponent` maps alpha to the length exponent e of the row's whole weight, w_i * L_i ~ L_i^e.
     """
 
@@ -70,7 +71,7 @@ def _inverse(divisor: float) -> float:
 
 
 def _ones(rows: Rows) -> Tensor:
-    return torch.ones_like(rows.lengths_B)
+    return rows.lengths_B**0
 
 
 def _length_power(rows: Rows) -> Tensor:
@@ -144,7 +145,7 @@ for _entry in (
     ),
     Aggregation(
         name="prompt-mean",
-        row_term=lambda rows: 1.0 / rows.group_tokens_B.clamp(min=1),
+        row_term=lambda rows: 1.0 / rows.group_tokens_B.clip(min=1),
         scalar=lambda totals: _inverse(totals.prompts),
         formula="1/(P·T_g)",
         exponent=lambda alpha: 1.0,
@@ -154,7 +155,7 @@ for _entry in (
     ),
     Aggregation(
         name="micro-token-mean",
-        row_term=lambda rows: 1.0 / rows.micro_tokens_B.clamp(min=1),
+        row_term=lambda rows: 1.0 / rows.micro_tokens_B.clip(min=1),
         scalar=lambda totals: _inverse(totals.micro_batches),
         formula="1/(M·T_m)",
         exponent=lambda alpha: 1.0,

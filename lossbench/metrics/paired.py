@@ -2,10 +2,12 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from lossbench.stats import (
+    Interval,
     bootstrap_interval,
     detectable_d_z,
     power_paired_t,
@@ -21,11 +23,11 @@ class PairedResult:
     """One metric of two arms over the seeds that both have: a minus b.
 
     `ratio` is the geometric mean of a/b over the pairs, NaN unless all values are positive. `ci_*` and `ratio_*` bounds
-    are t intervals, `*boot_*` percentile bootstrap intervals (of the difference, and of mean(a)/mean(b)). p-values come
-    from the exact sign-flip test of the differences; `p_greater` is against "a is not larger". `d_z` is the difference
-    over the standard deviation of the differences, `power` that of a two-sided test at the observed `d_z`, and
-    `detectable_difference` what n pairs of the observed spread find with 80 % power. `only_a`, `only_b` and `undefined`
-    name the seeds left out: run in one arm only, or without a value. `reason` is set where nothing can be tested.
+    are t intervals; `bootstrap` gives percentile intervals. p-values come from the exact sign-flip test of the
+    differences; `p_greater` is against "a is not larger". `d_z` is the difference over the standard deviation of the
+    differences, `power` that of a two-sided test at the observed `d_z`, and `detectable_difference` what n pairs of the
+    observed spread find with 80 % power. `only_a`, `only_b` and `undefined` name the seeds left out: run in one arm
+    only, or without a value. `reason` is set where nothing can be tested.
     """
 
     n: int
@@ -40,13 +42,9 @@ class PairedResult:
     difference: float
     ci_low: float
     ci_high: float
-    boot_low: float
-    boot_high: float
     ratio: float
     ratio_low: float
     ratio_high: float
-    ratio_boot_low: float
-    ratio_boot_high: float
     p_greater: float
     p_less: float
     p_two_sided: float
@@ -63,6 +61,11 @@ class PairedResult:
         """The paired differences a - b, in the order of `seeds`."""
         return tuple(a - b for a, b in zip(self.values_a, self.values_b, strict=True))
 
+    def bootstrap(self, statistic: Literal["difference", "ratio"] = "difference", seed: int = 0) -> Interval:
+        """Percentile bootstrap interval of the difference, or of mean(a)/mean(b)."""
+        rng = np.random.default_rng(seed)
+        return bootstrap_interval(self.values_a, self.values_b, rng, statistic, self.confidence)
+
     @property
     def statement(self) -> str:
         """What the two-sided test says, in a few words."""
@@ -78,9 +81,7 @@ class PairedResult:
         return f"not distinguishable at n = {self.n} (p = {self.p_two_sided:.3g})"
 
 
-def paired(
-    a: Mapping[Hashable, float], b: Mapping[Hashable, float], confidence: float = 0.95, rng_seed: int = 0
-) -> PairedResult:
+def paired(a: Mapping[Hashable, float], b: Mapping[Hashable, float], confidence: float = 0.95) -> PairedResult:
     """Compare two arms over the seeds both have; `a` and `b` map a seed to the run's value (NaN or None: no value)."""
     common = sorted((seed for seed in a if seed in b), key=_order)
     used = tuple(seed for seed in common if _is_number(a[seed]) and _is_number(b[seed]))
@@ -92,10 +93,6 @@ def paired(
     differences = values_a - values_b
     interval = t_interval(differences, confidence)
     ratio = ratio_interval(values_a, values_b, confidence)
-    boot, boot_ratio = (
-        bootstrap_interval(values_a, values_b, np.random.default_rng(rng_seed), statistic, confidence)
-        for statistic in ("difference", "ratio")
-    )
     spread = float(differences.std(ddof=1)) if n > 1 else float("nan")
     d_z = interval.estimate / spread if n > 1 and spread > 0 else float("nan")
     alpha = 1 - confidence
@@ -104,9 +101,7 @@ def paired(
         values_a=tuple(values_a.tolist()), values_b=tuple(values_b.tolist()),
         mean_a=float(values_a.mean()) if n else float("nan"), mean_b=float(values_b.mean()) if n else float("nan"),
         difference=interval.estimate, ci_low=interval.low, ci_high=interval.high,
-        boot_low=boot.low, boot_high=boot.high,
         ratio=ratio.estimate, ratio_low=ratio.low, ratio_high=ratio.high,
-        ratio_boot_low=boot_ratio.low, ratio_boot_high=boot_ratio.high,
         p_greater=float(sign_flip_p(differences, "greater")), p_less=float(sign_flip_p(differences, "less")),
         p_two_sided=float(sign_flip_p(differences, "two-sided")),
         smallest_p_one_sided=smallest_p(n, "greater"), smallest_p_two_sided=smallest_p(n, "two-sided"),

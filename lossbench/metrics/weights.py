@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation, window_weights
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, Rows, Totals, parse_aggregation
 
 _TOLERANCE = 1e-9
 
@@ -43,9 +42,34 @@ def weight_curve(agg_mode: str, lengths: Sequence[int], horizon: float, group_si
 
 def _weights(agg_mode: str | BoundAggregation, lengths_N: np.ndarray, groups_N: np.ndarray, horizon: float,
              micro_N: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
-    micro = None if micro_N is None else torch.from_numpy(micro_N)
-    lengths, groups = torch.from_numpy(lengths_N), torch.from_numpy(groups_N)
-    return window_weights(agg_mode, lengths, groups, horizon=horizon, micro_ids_N=micro).numpy()
+    bound = parse_aggregation(agg_mode) if isinstance(agg_mode, str) else agg_mode
+    micro_N = np.zeros_like(groups_N) if micro_N is None else micro_N
+    terms_N = row_terms(bound, lengths_N, tokens_of(lengths_N, groups_N), tokens_of(lengths_N, micro_N), horizon)
+    totals = Totals(len(lengths_N), len(np.unique(groups_N)), len(np.unique(micro_N)), float(lengths_N.sum()),
+                    float(terms_N.sum()), horizon)  # fmt: skip
+    return terms_N * bound.scalar(totals)
+
+
+def tokens_of(lengths_N: np.ndarray, ids_N: np.ndarray) -> np.ndarray:
+    """(N,) floats: for each row, the tokens of all rows that share its id (a prompt group, a micro-batch)."""
+    _, inverse_N = np.unique(ids_N, return_inverse=True)
+    return np.bincount(inverse_N, weights=lengths_N)[inverse_N] if len(ids_N) else np.zeros(0)
+
+
+def row_terms(
+    bound: BoundAggregation, lengths_N: np.ndarray, group_tokens_N: np.ndarray, micro_tokens_N: np.ndarray,
+    horizon: float,
+) -> np.ndarray:  # fmt: skip
+    """Row terms (N,) in float64 by the registry's own formula, without torch where the formula allows."""
+    safe_N = np.maximum(lengths_N, 1.0)
+    try:
+        terms_N = bound.entry.row_term(Rows(safe_N, group_tokens_N, micro_tokens_N, horizon, bound.alpha))
+    except (AttributeError, TypeError):  # a formula of the user's own that is written for tensors alone
+        from torch import from_numpy
+
+        tensors = from_numpy(safe_N), from_numpy(group_tokens_N), from_numpy(micro_tokens_N)
+        terms_N = bound.entry.row_term(Rows(tensors[0], tensors[1], tensors[2], horizon, bound.alpha)).numpy()
+    return np.where(lengths_N > 0, terms_N, 0.0)
 
 
 def elasticity(lengths: Sequence[float] | np.ndarray, weights: Sequence[float] | np.ndarray) -> float:

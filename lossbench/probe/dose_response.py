@@ -1,4 +1,4 @@
-"""What a probe says beyond each mode's drift: dose-response, mechanism figures, what a training run could show."""
+"""Dose-response of the length exponent, and the lengths and weights behind a probe's drifts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 from lossbench.loss.aggregations import format_number
 from lossbench.loss.modes import Mode, make_mode
 from lossbench.metrics.weights import elasticity, jensen_gap, sign_length_imbalance
-from lossbench.probe.drift import BASELINE, Drift, DriftTable, Match, Projections, row_advantages, row_weights
-from lossbench.stats import power_paired_t
+from lossbench.probe.drift import Drift, DriftTable, Match, row_advantages, row_weights
+from lossbench.probe.projections import Projections
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 
@@ -153,57 +153,3 @@ def mechanism(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
 def _settled(value: np.floating) -> float:
     """The value; 0 where it is no more than the rounding of a sum that is 0."""
     return 0.0 if abs(value) < 1e-12 else float(value)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a training run of a given size could show, were the policy's drift to stay as it is.
-
-    `change_tokens`: expected difference of the length from the baseline's run at the end; `noise_tokens`: standard
-    deviation of that difference between two runs that differ in their random numbers, a walk of independent steps;
-    `d_z` their ratio; `power`: of the paired two-sided test at .05 with `seeds` pairs of runs; `seeds_for_80`: pairs
-    that reach a power of 80 %, None beyond 30.
-    """
-
-    mode: str
-    direction: str
-    steps: int
-    rows_per_step: int
-    learning_rate: float
-    change_tokens: float | None
-    noise_tokens: float | None
-    d_z: float | None
-    seeds: int
-    power: float | None
-    seeds_for_80: int | None
-
-
-def forecast(
-    table: DriftTable, mode: Mode, *, steps: int, rows_per_step: int, learning_rate: float, seeds: int,
-    direction: str = "incorrect",
-) -> Forecast:  # fmt: skip
-    """Expected drift against seed noise, for Adam, from the `adam` metric at equal gradient norm.
-
-    A step of `rows_per_step` rows moves the length by `DriftTable.adam_step` of the probe's step, and is taken to be as
-    noisy as that one. Dividing advantages by a standard deviation changes no step of Adam (`DriftTable.unit`). The
-    noise of the probed step holds that of the length direction too, so it is rather too large; what two runs do once
-    their policies differ is not in it.
-    """
-    if "adam" not in table.probe.metrics:
-        raise ValueError(f"metrics are {', '.join(table.probe.metrics)}; valid: a probe with the adam metric")
-    base = make_mode(mode.loss_type, BASELINE, mode.scale_rewards)
-    found = table.per_pair(mode, direction, "adam", "gradient-norm")
-    if len(found.values_P) < 2:
-        return Forecast(
-            mode.name, direction, steps, rows_per_step, learning_rate, None, None, None, seeds, None, None
-        )  # fmt: skip
-    change = learning_rate * steps * table.adam_step(mode.scale_rewards, rows_per_step) * float(found.values_P.mean())
-    spread = [
-        factor * np.nanstd(table.sums(one).along["adam", direction], ddof=1)
-        for one, factor in ((mode, found.scale), (base, 1.0))
-    ]
-    noise = learning_rate * steps**0.5 * table.unit(mode.scale_rewards) * float(np.hypot(spread[0], spread[1]))
-    d_z = change / noise if noise > 0 else None
-    power = None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds)
-    enough = None if d_z is None else next((n for n in range(6, 31) if power_paired_t(d_z, n) >= 0.8), None)
-    return Forecast(mode.name, direction, steps, rows_per_step, learning_rate, change, noise, d_z, seeds, power, enough)

@@ -1,4 +1,4 @@
-"""From the projections of a probe to the drift of length per mode.
+"""Drift of length per mode, from the projections of a probe.
 
 On-policy the gradient of every clip-type surrogate is sum_i w_i A_i grad log pi(o_i), so a mode's predicted change of
 a length, per unit of step, is sum_i w_i A_i s_i over the completions' projections s_i on that length's gradient. Part
@@ -19,14 +19,8 @@ from scipy import stats as scipy_stats
 from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import Mode, make_mode
-from lossbench.probe.projections import Projections, Window, projections_of, read_projections
+from lossbench.probe.projections import Projections, Window
 from lossbench.stats import t_interval
-
-__all__ = [
-    "BASELINE", "LENGTHS", "MATCHES", "Drift", "DriftTable", "Match", "ModeSums", "PairDrift", "Projections", "Window",
-    "matched_difference", "mode_sums", "projections_of", "read_projections", "row_advantages", "row_weights",
-    "summarise",
-]  # fmt: skip
 
 Match = Literal["row-weight", "gradient-norm"]
 MATCHES: tuple[Match, ...] = get_args(Match)
@@ -37,10 +31,11 @@ _ZERO = 1e-9
 
 @dataclass(frozen=True)
 class ModeSums:
-    """What a mode's gradient is in each window: arrays (W,).
+    """A mode's gradient in each of W windows.
 
-    `sizes_W` mean row weight sum_i w_i / N; `along` maps (metric, direction of length) to sum_i w_i A_i s_i (NaN where
-    there is no such direction); `norms` maps a metric to the squared gradient norm, estimated by random directions.
+    `sizes_W` is the mean row weight; `along` maps (metric, direction of length) to sum_i w_i A_i s_i over the incorrect
+    and over the correct completions, (2, W), NaN where a window has no such direction; `norms` maps a metric to the
+    squared gradient norm (W,), estimated by random directions.
     """
 
     mode: Mode
@@ -51,21 +46,17 @@ class ModeSums:
 
 def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = None) -> ModeSums:
     """The weighted sums of one mode over every window; `micro_batch_rows` cuts windows for micro-token-mean."""
-    sizes, pulls = [], []
-    for window in probe.windows:
-        weights_N = row_weights(window, mode, probe.horizon, micro_batch_rows)
-        sizes.append(weights_N.mean())
-        pulls.append(weights_N * row_advantages(window, mode))
-    along = {
-        (metric, name): np.array([_dot(w, pull, metric, name) for w, pull in zip(probe.windows, pulls, strict=True)])
-        for metric in probe.metrics
-        for name in LENGTHS
-    }
-    norms = {
-        metric: np.array([_squared_norm(w, pull, metric) for w, pull in zip(probe.windows, pulls, strict=True)])
-        for metric in probe.metrics
-    }
-    return ModeSums(mode, np.array(sizes), along, norms)
+    weights = [row_weights(window, mode, probe.horizon, micro_batch_rows) for window in probe.windows]
+    pulls = [w * row_advantages(window, mode) for w, window in zip(weights, probe.windows, strict=True)]
+    pulled = list(zip(probe.windows, pulls, strict=True))
+    keys = [(metric, name) for metric in probe.metrics for name in LENGTHS]
+    return ModeSums(
+        mode,
+        np.array([weights_N.mean() for weights_N in weights]),
+        {key: np.array([_by_branch(window, pull_N, key) for window, pull_N in pulled]).T for key in keys},
+        {metric: np.array([_squared_norm(window, pull_N, metric) for window, pull_N in pulled])
+         for metric in probe.metrics},
+    )  # fmt: skip
 
 
 def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
@@ -83,9 +74,12 @@ def row_advantages(window: Window, mode: Mode) -> np.ndarray:
     return advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
 
 
-def _dot(window: Window, pull_N: np.ndarray, metric: str, direction: str) -> float:
-    projection_N = window.projections.get((metric, direction))
-    return float("nan") if projection_N is None else float(pull_N @ projection_N)
+def _by_branch(window: Window, pull_N: np.ndarray, key: tuple[str, str]) -> tuple[float, float]:
+    along_N = window.projections.get(key)
+    if along_N is None:
+        return float("nan"), float("nan")
+    terms_N = pull_N * along_N
+    return float(terms_N[~window.correct_N].sum()), float(terms_N[window.correct_N].sum())
 
 
 def _squared_norm(window: Window, pull_N: np.ndarray, metric: str) -> float:
@@ -138,12 +132,18 @@ class Drift:
 
 @dataclass(frozen=True)
 class PairDrift:
-    """The numbers behind one `Drift`: per pair (P,) the matched difference and the matched raw drift."""
+    """The numbers behind one `Drift`: per pair the matched difference, from the incorrect and from the correct
+    completions (2, P), and the whole drift at the matched size (P,)."""
 
-    values_P: np.ndarray
+    branches_2P: np.ndarray
     raw_P: np.ndarray
     scale: float
     is_baseline: bool
+
+    @property
+    def values_P(self) -> np.ndarray:
+        """The matched difference of each pair."""
+        return self.branches_2P.sum(0)
 
 
 class DriftTable:
@@ -152,8 +152,7 @@ class DriftTable:
     def __init__(self, probe: Projections, micro_batch_rows: int | None = None) -> None:
         self.probe, self.micro_batch_rows = probe, micro_batch_rows
         self._sums: dict[str, ModeSums] = {}
-        pairs = np.array([window.pair for window in probe.windows])
-        self._windows_of_pair = [np.flatnonzero(pairs == pair) for pair in np.unique(pairs)]
+        self._windows_of_pair = probe.windows_of_pair()
 
     def sums(self, mode: Mode) -> ModeSums:
         """The mode's sums; all surrogates share them on-policy."""
@@ -166,22 +165,19 @@ class DriftTable:
         """The matched difference of each pair that has the direction. Raises KeyError for a metric not probed."""
         own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.scale_rewards))
         sizes = (own.sizes_W, base.sizes_W) if match == "row-weight" else (own.norms[metric], base.norms[metric])
-        columns = [own.along[metric, direction], base.along[metric, direction], *sizes]
-        told = ~np.isnan(columns[0])
-        per_pair = [
-            [float(column[windows][told[windows]].mean()) for column in columns]
-            for windows in self._windows_of_pair
-            if told[windows].any()
-        ]
-        mode_P, base_P, mode_size_P, base_size_P = np.array(per_pair).reshape(-1, 4).T
-        if not len(mode_P) or not mode_size_P.mean() > 0:
+        columns_6W = np.stack([*own.along[metric, direction], *base.along[metric, direction], *sizes])
+        told_W = ~np.isnan(columns_6W[0])
+        pairs = [windows[told_W[windows]] for windows in self._windows_of_pair]
+        columns_6P = np.array([columns_6W[:, windows].mean(1) for windows in pairs if len(windows)]).reshape(-1, 6).T
+        mode_2P, base_2P, (mode_size_P, base_size_P) = columns_6P[:2], columns_6P[2:4], columns_6P[4:]
+        if not mode_2P.size or not mode_size_P.mean() > 0:
             # No pair, or weights or gradients that all vanish: then there is no scale, and no drift either.
-            return PairDrift(np.zeros_like(mode_P), np.zeros_like(mode_P), float("nan"), True)
-        scale, values_P = matched_difference(
-            mode_P, base_P, mode_size_P, base_size_P, 1.0 if match == "row-weight" else 0.5
-        )
-        same = float(np.abs(values_P).max()) <= _ZERO * float(np.abs(base_P).max(initial=0))
-        return PairDrift(np.zeros_like(values_P) if same else values_P, scale * mode_P, float(scale), same)
+            return PairDrift(np.zeros_like(mode_2P), np.zeros_like(mode_2P[0]), float("nan"), True)
+        power = 1.0 if match == "row-weight" else 0.5
+        scale, values_2P = matched_difference(mode_2P, base_2P, mode_size_P, base_size_P, power)
+        same = float(np.abs(values_2P).max()) <= _ZERO * float(np.abs(base_2P).max())
+        raw_P = float(scale) * mode_2P.sum(0)
+        return PairDrift(np.zeros_like(values_2P) if same else values_2P, raw_P, float(scale), same)
 
     def unit(self, scale_rewards: str, metric: str = "adam") -> float:
         """Size of the baseline's gradient without std over its size under `scale_rewards`, in the metric.
@@ -210,8 +206,8 @@ class DriftTable:
         raw = t_interval(found.raw_P)
         return Drift(
             mode=mode.name, direction=direction, metric=metric, match=match, drift=mean, low=low, high=high, t=t,
-            median=median, sign_p=sign_p, pairs=len(found.values_P), raw=_known(raw.estimate), raw_low=_known(raw.low),
-            raw_high=_known(raw.high), scale=_known(found.scale), note=self._note(found, direction),
+            median=median, sign_p=sign_p, pairs=len(found.values_P), raw=known(raw.estimate), raw_low=known(raw.low),
+            raw_high=known(raw.high), scale=known(found.scale), note=self._note(found, direction),
         )  # fmt: skip
 
     def rows(
@@ -229,9 +225,11 @@ class DriftTable:
 
     def _note(self, found: PairDrift, direction: str) -> str:
         if not len(found.values_P):
-            if direction != "all" and not _members(self.probe, direction):
+            correct_N = self.probe.pool("correct_N")
+            members = int((correct_N if direction == "correct" else ~correct_N).sum())
+            if direction != "all" and not members:
                 return f"no {direction} completions"
-            if direction != "all" and _members(self.probe, direction) < len(self.probe.windows):
+            if direction != "all" and members < len(self.probe.windows):
                 return f"too few {direction} completions: a batch needs 2"
             return "no batch has this direction"
         if not np.any(found.raw_P):
@@ -242,11 +240,6 @@ class DriftTable:
             return "one pair: no interval"
         missing = len(self._windows_of_pair) - len(found.values_P)
         return f"pairs without two {direction} completions in a batch: {missing}" if missing else ""
-
-
-def _members(probe: Projections, direction: str) -> int:
-    correct = probe.pool("correct_N")
-    return int((correct if direction == "correct" else ~correct).sum())
 
 
 class Summary(NamedTuple):
@@ -270,8 +263,9 @@ def summarise(values_P: np.ndarray) -> Summary:
     above, below = int((values_P > 0).sum()), int((values_P < 0).sum())
     sign_p = float(scipy_stats.binomtest(above, above + below).pvalue) if above + below else None
     median = float(np.median(values_P))
-    return Summary(_known(interval.estimate), _known(interval.low), _known(interval.high), t, median, sign_p)
+    return Summary(known(interval.estimate), known(interval.low), known(interval.high), t, median, sign_p)
 
 
-def _known(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """The value; None for NaN."""
     return None if np.isnan(value) else float(value)

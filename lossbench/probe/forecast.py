@@ -1,184 +1,80 @@
-"""Predicted drift beside what training did: along runs that were probed, and over the arms of a sweep."""
+"""Forecast: what a training run of a given size could show, from a probe of the policy that it starts from."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats as scipy_stats
 
-from lossbench.loss.modes import Mode, make_mode, parse_mode
-from lossbench.metrics.length import records
-from lossbench.probe.drift import DriftTable, Projections, projections_of
-from lossbench.stats import Interval, sign_flip_p, t_interval
-from lossbench.store.read import Sweep
+from lossbench.loss.modes import Mode, make_mode
+from lossbench.probe.drift import BASELINE, DriftTable
+from lossbench.stats import power_paired_t, t_interval
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_FEWEST_FOR_INTERVAL = 4
+_Z_80 = 1.96 + 0.84  # a two-sided test at .05 of a normal mean has a power of 80 % where it lies this many errors off 0
 
 
 @dataclass(frozen=True)
-class TrainedDrift:
-    """One probed stretch of one run: from `step` to `step_end` the length was predicted to change by
-    `predicted_tokens`; `realised_tokens` is the trend of the incorrect completions' mean length over the stretch."""
+class Forecast:
+    """What a training run could show, were the policy's drift to stay as it is.
 
-    run_id: str
-    arm: str
-    step: int
-    step_end: int
-    predicted_tokens: float
-    realised_tokens: float
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How well predicted and realised changes order together: Spearman's correlation over `units` (runs), with a 95 %
-    interval (Fisher's z, error of Bonett and Wright 2000); NaN bounds under four units."""
-
-    units: int
-    correlation: Interval
-
-
-@dataclass(frozen=True)
-class OrderCheck:
-    """Two modes of equal scale_rewards: does the order of their drifts agree with that of their late lengths?
-
-    Differences are a minus b: `drift` in tokens per unit of step with its 95 % interval, `realised_tokens` with the
-    exact paired p. The verdict compares orders only where both differ.
+    `change_tokens`: expected difference of the length from the baseline's run at the end, with the 95 % interval of the
+    drift behind it; `noise_tokens`: standard deviation of that difference between two runs that differ in their random
+    numbers, a walk of independent steps; `d_z` their ratio; `power`: of the paired two-sided test at .05 with `seeds`
+    pairs of runs; `seeds_for_80`: pairs that reach a power of 80 %, None beyond 30. Where the interval of the drift
+    covers 0 all of these are None, and `pairs_needed` is the number of pairs of batches that would settle its sign with
+    a power of 80 % (None where no drift is seen at all).
     """
 
-    mode_a: str
-    mode_b: str
-    drift: Interval
-    realised_tokens: float
-    p: float
-    verdict: Literal["agree", "disagree", "only the drift differs", "only the lengths differ", "neither differs"]
+    mode: str
+    direction: str
+    steps: int
+    rows_per_step: int
+    learning_rate: float
+    seeds: int
+    change_tokens: float | None = None
+    low_tokens: float | None = None
+    high_tokens: float | None = None
+    noise_tokens: float | None = None
+    d_z: float | None = None
+    power: float | None = None
+    seeds_for_80: int | None = None
+    pairs_needed: int | None = None
 
 
-def rank_agreement(predicted: Sequence[float], realised: Sequence[float]) -> Agreement:
-    """Spearman's correlation with its interval; NaN where either does not vary."""
-    count = len(predicted)
-    if count < 2 or np.ptp(predicted) == 0 or np.ptp(realised) == 0:
-        return Agreement(count, Interval(np.nan, np.nan, np.nan))
-    rho = float(np.corrcoef(scipy_stats.rankdata(predicted), scipy_stats.rankdata(realised))[0, 1])
-    if count < _FEWEST_FOR_INTERVAL or abs(rho) >= 1 - 1e-12:
-        return Agreement(count, Interval(rho, np.nan, np.nan))
-    half = scipy_stats.norm.ppf(0.975) * ((1 + rho**2 / 2) / (count - 3)) ** 0.5
-    low, high = np.tanh(np.arctanh(rho) + np.array([-half, half]))
-    return Agreement(count, Interval(rho, float(low), float(high)))
+def forecast(
+    table: DriftTable, mode: Mode, *, steps: int, rows_per_step: int, learning_rate: float, seeds: int,
+    direction: str = "incorrect",
+) -> Forecast:  # fmt: skip
+    """Expected drift against seed noise, for Adam, from the `adam` metric at equal gradient norm.
 
-
-def trained_drifts(
-    sweep: Sweep, of_checkpoints: Sequence[Projections] = (), direction: str = "incorrect"
-) -> list[TrainedDrift]:
-    """A row per probed step of every run that was probed while it trained (`sweep --probe-every`), or whose checkpoints
-    were afterwards: of those the probes' policy is the run's id.
-
-    Predicted: learning rate x steps x the mode's whole drift in the adam metric, at the gradient norm of the reference
-    of the second moments, times `DriftTable.adam_step`, as in `lossbench.probe.dose_response.forecast`.
+    A step of `rows_per_step` rows moves the length by `DriftTable.adam_step` of the probe's step, and is taken to be as
+    noisy as that one. Dividing advantages by a standard deviation changes no step of Adam (`DriftTable.unit`). The
+    noise of the probed step holds that of the length direction too, so it is rather too large; what two runs do once
+    their policies differ is not in it.
     """
-    shared = sweep.spec.get("shared", {})
-    found: list[TrainedDrift] = []
-    for run in records(sweep.runs):
-        table = sweep.run_table(run["run_id"], "probe")
-        probes = projections_of(table.to_pandas()) if table.num_rows else []
-        own_steps = {probe.step for probe in probes}
-        probes += [p for p in of_checkpoints if p.policy == run["run_id"] and p.step not in own_steps]
-        if not probes:
-            continue
-        steps = sweep.run_table(run["run_id"], "steps", ["step", f"length_{direction}"]).to_pandas()
-        probes.sort(key=lambda probe: probe.step)
-        ends = [probe.step for probe in probes[1:]] + [int(steps["step"].max()) if len(steps) else 0]
-        for probe, end in zip(probes, ends, strict=True):
-            realised = _trend(steps, f"length_{direction}", probe.step, end)
-            predicted = _predicted(probe, mode_of(run), direction, shared, end - probe.step)
-            if realised is not None and predicted is not None:
-                found.append(TrainedDrift(run["run_id"], run["arm"], probe.step, end, predicted, realised))
-    return found
+    if "adam" not in table.probe.metrics:
+        raise ValueError(f"metrics are {', '.join(table.probe.metrics)}; valid: a probe with the adam metric")
+    plan = Forecast(mode.name, direction, steps, rows_per_step, learning_rate, seeds)
+    found = table.per_pair(mode, direction, "adam", "gradient-norm")
+    interval = t_interval(found.values_P)
+    if not interval.outside(0.0, 0.0):
+        return replace(plan, pairs_needed=pairs_needed(found.values_P))
+    tokens = learning_rate * steps * table.adam_step(mode.scale_rewards, rows_per_step)
+    base = make_mode(mode.loss_type, BASELINE, mode.scale_rewards)
+    spread = [
+        factor * np.nanstd(table.sums(one).along["adam", direction].sum(0), ddof=1)
+        for one, factor in ((mode, found.scale), (base, 1.0))
+    ]
+    noise = learning_rate * steps**0.5 * table.unit(mode.scale_rewards) * float(np.hypot(spread[0], spread[1]))
+    d_z = tokens * interval.estimate / noise if noise > 0 else None
+    return replace(
+        plan, change_tokens=tokens * interval.estimate, low_tokens=tokens * interval.low,
+        high_tokens=tokens * interval.high, noise_tokens=noise, d_z=d_z,
+        power=None if d_z is None or seeds < 2 else power_paired_t(d_z, seeds),
+        seeds_for_80=d_z and next((n for n in range(6, 31) if power_paired_t(d_z, n) >= 0.8), None),
+    )  # fmt: skip
 
 
-def mode_of(run: Mapping[str, Any]) -> Mode:
-    """The mode of a run's row."""
-    return make_mode(run["loss_type"], run["agg_mode"], run["scale_rewards"])
-
-
-def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
-    """Least-squares slope of `column` over steps begin + 1 to end, times their number; None without three values."""
-    part = steps[(steps["step"] > begin) & (steps["step"] <= end)].dropna()
-    if len(part) < 3:
-        return None
-    return float(np.polyfit(part["step"], part[column], 1)[0]) * (end - begin)
-
-
-def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[str, Any], steps: int) -> float | None:
-    if "adam" not in probe.metrics:
-        return None
-    table = drift_table(probe, shared)
-    raw = table.drift(mode, direction, "adam", "gradient-norm").raw
-    if raw is None:
-        return None
-    rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
-    return float(shared.get("learning_rate", 1e-4) * steps * table.adam_step(mode.scale_rewards, rows) * raw)
-
-
-def drift_table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:
-    """Drifts with the sweep's own micro-batches, which micro-token-mean looks at."""
-    return DriftTable(probe, shared.get("per_device_train_batch_size"))
-
-
-def run_totals(points: Sequence[TrainedDrift]) -> dict[str, tuple[float, float]]:
-    """run_id to (predicted, realised) change over all its stretches, in tokens."""
-    totals: dict[str, tuple[float, float]] = {}
-    for point in points:
-        predicted, realised = totals.get(point.run_id, (0.0, 0.0))
-        totals[point.run_id] = (predicted + point.predicted_tokens, realised + point.realised_tokens)
-    return totals
-
-
-def late_lengths(metrics: "pd.DataFrame") -> dict[str, dict[int, float]]:
-    """mode to seed to `late_length_incorrect` of its completed runs; arms with a policy of their own are left out.
-
-    `metrics` is what `lossbench.metrics.length.run_metrics` gives.
-    """
-    found: dict[str, dict[int, float]] = {}
-    for run in records(metrics):
-        length = float(run["late_length_incorrect"])
-        if run["status"] == "completed" and run["arm"] == run["mode"] and not np.isnan(length):
-            found.setdefault(str(run["mode"]), {})[int(run["seed"])] = length
-    return found
-
-
-def order_checks(
-    table: DriftTable, lengths: Mapping[str, Mapping[int, float]], metric: str = "plain", alpha: float = 0.05
-) -> list[OrderCheck]:
-    """Every pair of modes of equal scale_rewards, on the seeds that both have."""
-    modes = [parse_mode(name) for name in lengths]
-    checks = []
-    for a, b in combinations(modes, 2):
-        seeds = sorted(set(lengths[a.name]) & set(lengths[b.name]))
-        if a.scale_rewards != b.scale_rewards or not seeds:
-            continue
-        values_P = _between(table, a, b, metric)
-        differences = np.array([lengths[a.name][seed] - lengths[b.name][seed] for seed in seeds])
-        drift = t_interval(values_P)
-        p = float(sign_flip_p(differences))
-        realised = float(differences.mean())
-        checks.append(OrderCheck(a.name, b.name, drift, realised, p, _verdict(drift, realised, p < alpha)))
-    return checks
-
-
-def _between(table: DriftTable, a: Mode, b: Mode, metric: str) -> np.ndarray:
-    found = [table.per_pair(mode, "incorrect", metric, "row-weight").values_P for mode in (a, b)]
-    return found[0] - found[1] if len(found[0]) == len(found[1]) else np.zeros(0)
-
-
-def _verdict(drift: Interval, realised: float, lengths_differ: bool) -> Any:
-    drifts_differ = drift.outside(0.0, 0.0)
-    if drifts_differ and lengths_differ:
-        return "agree" if drift.estimate * realised > 0 else "disagree"
-    if drifts_differ:
-        return "only the drift differs"
-    return "only the lengths differ" if lengths_differ else "neither differs"
+def pairs_needed(values_P: np.ndarray) -> int | None:
+    """Pairs whose mean would differ from 0 with a power of 80 %, were their mean and spread those of `values_P`."""
+    mean = abs(float(values_P.mean())) if len(values_P) > 1 else 0.0
+    return math.ceil((_Z_80 * float(values_P.std(ddof=1)) / mean) ** 2) if mean > 0 else None

@@ -1,17 +1,20 @@
-"""A probe from a policy's name to a parquet file, on one process or several."""
+"""Jobs: a probe of one frozen policy as plain data, run pair by pair on one process or several."""
 
+import hashlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError
+from lossbench.policies import BUILT_IN
 from lossbench.probe.batches import BatchSource, PolicySource
 from lossbench.probe.prober import Prober, ProbeSettings
-from lossbench.processes import main_hidden
+from lossbench.processes import cores, main_hidden
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,11 @@ class ProbeJob:
     """Everything that decides a probe of one frozen policy, as plain data that can go to another process.
 
     `policy` is a built-in name, a model reference or a checkpoint's folder; `label` is what the table calls it; `step`
-    its training step; `load_options` are those of `load_policy`. With `rollouts` the batches come from that file
-    (`lossbench.probe.recorded`) instead of from the policy.
+    its training step; `load_options` are those of `load_policy`. With `rollouts` the batches come from that file or
+    folder (`lossbench.probe.recorded`), whose columns `columns` renames, instead of from the policy.
     """
 
-    policy: str
+    policy: str = "selfcheck"
     policy_seed: int | None = 0
     task: str = "selfcheck"
     task_params: dict[str, Any] = field(default_factory=dict)
@@ -31,48 +34,76 @@ class ProbeJob:
     label: str | None = None
     step: int = 0
     rollouts: Path | None = None
+    columns: dict[str, str] = field(default_factory=dict)
     load_options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """What the table calls the policy."""
+        return self.label or self.policy
 
-def prepare(job: ProbeJob) -> tuple[Prober, str]:
-    """The job's prober, and the policy's label."""
+    @property
+    def built_in(self) -> bool:
+        """Whether lossbench makes the policy itself."""
+        return self.policy in BUILT_IN
+
+    def seeded(self) -> ProbeSettings:
+        """The settings with a seed of the policy's own, so that no two policies share prompts and draws."""
+        sampling = self.settings.sampling
+        return replace(
+            self.settings, sampling=replace(sampling, seed=draw_seed(sampling.seed, self.name, self.policy_seed))
+        )
+
+
+def draw_seed(seed: int, policy: str, policy_seed: int | None) -> int:
+    """The seed of a policy's prompts, completions and random directions, below 2**63."""
+    text = f"{seed} {policy} {policy_seed}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+
+def prepare(job: ProbeJob) -> Prober:
+    """The job's prober."""
     from lossbench.policies.load import load_policy
 
     policy = load_policy(job.policy, job.policy_seed, **job.load_options)
     policy.model.eval()
-    source = _source(job, policy.model, policy.tokenizer)
-    return Prober(policy.model, source, job.settings), job.label or job.policy
+    return Prober(policy.model, _source(job, policy.model, policy.tokenizer), job.seeded())
 
 
 def _source(job: ProbeJob, model: Any, tokenizer: Any) -> BatchSource:
     if job.rollouts is not None:
         from lossbench.probe.recorded import RecordedSource
 
-        return RecordedSource(job.rollouts, model, tokenizer, job.settings.sampling)
+        return RecordedSource(job.rollouts, model, tokenizer, job.settings.sampling, job.columns)
     from lossbench.policies.chat import as_read_by
     from lossbench.tasks import make_task
 
     task = as_read_by(make_task(job.task, job.task_params), tokenizer, job.policy)
-    return PolicySource(model, tokenizer, task, job.settings.sampling)
+    return PolicySource(model, tokenizer, task, job.seeded().sampling)
 
 
-def run_job(job: ProbeJob, workers: int = 1) -> Iterator[dict[str, list[Any]]]:
-    """Columns of the `probe` table, pair after pair in order; the same numbers for any count of workers.
+def run_job(
+    job: ProbeJob, workers: int = 1, numbers: Sequence[int] | None = None
+) -> Iterator[dict[str, list[Any]]]:  # fmt: skip
+    """Columns of the `probe` table for each of the pairs `numbers` (default: all), in their order.
 
-    Raises UsageError for whatever the user can mend.
+    The numbers do not depend on the count of workers. Raises UsageError for whatever the user can mend.
     """
-    workers = min(workers, job.settings.pairs)
+    numbers = range(job.settings.pairs) if numbers is None else numbers
+    workers = min(workers, len(numbers))
+    threads = 1 if job.built_in else max(1, cores() // max(1, workers))
     if workers <= 1:
-        prober, label = prepare(job)
-        for number in range(job.settings.pairs):
-            yield _labelled(prober.pair(number, job.step), label)
+        with torch_threads(threads):
+            prober = prepare(job) if numbers else None
+            for number in numbers:
+                yield _labelled(prober, job, number)
         return
     # Threads of torch do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(job,)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(job, threads)) as pool:
         try:
             with main_hidden():
-                parts = pool.map(_one_pair, range(job.settings.pairs))
+                parts = pool.map(_one_pair, numbers)
             yield from parts
         except BrokenProcessPool as error:
             raise UsageError(
@@ -82,22 +113,39 @@ def run_job(job: ProbeJob, workers: int = 1) -> Iterator[dict[str, list[Any]]]:
             pool.shutdown(cancel_futures=True)
 
 
-def _labelled(columns: dict[str, list[Any]], label: str) -> dict[str, list[Any]]:
-    return {"policy": [label] * len(columns["pair"]), **columns}
+@contextmanager
+def torch_threads(most: int) -> Iterator[None]:
+    """At most so many threads of torch: more threads than free cores wait for each other at every operation."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, most))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _labelled(prober: Any, job: ProbeJob, number: int) -> dict[str, list[Any]]:
+    columns = prober.pair(number, job.step)
+    return {"policy": [job.name] * len(columns["pair"]), **columns}
 
 
 _worker: dict[str, Any] = {}
 
 
-def _begin(job: ProbeJob) -> None:
+def _begin(job: ProbeJob, threads: int) -> None:
+    import signal
+
     import torch
 
-    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that collects the pairs ends its workers
+    torch.set_num_threads(threads)
     _worker["job"] = job
 
 
 def _one_pair(number: int) -> dict[str, list[Any]]:
     # Prepared here and not in `_begin`, whose exceptions would only reach the caller as a broken pool.
     if "prober" not in _worker:
-        _worker["prober"], _worker["label"] = prepare(_worker["job"])
-    return _labelled(_worker["prober"].pair(number, _worker["job"].step), _worker["label"])
+        _worker["prober"] = prepare(_worker["job"])
+    return _labelled(_worker["prober"], _worker["job"], number)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lossbench.probe.batches import Chunk, ProbeBatch
 from lossbench.probe.module_products import Owner, Rows, Use, add_gradients, add_projections
-from lossbench.probe.scores import Engine, ForwardEngine, Policy, Record, Vector, check_finite
+from lossbench.probe.scores import Engine, ForwardEngine, Policy, Record, Vector, VectorEngine, check_finite
 
 # Numbers that a record may keep (256 MB in float32); a larger batch is passed through the model again when needed.
 _KEPT_NUMBERS = 1 << 26
@@ -43,7 +43,7 @@ def _joined(tapes: Sequence[_Tape]) -> list[_Tape]:
     return [_Tape(Rows(torch.cat([tape.rows.rows_n for tape in tapes])), uses)]
 
 
-class LocalEngine:
+class LocalEngine(VectorEngine):
     """See the head of `lossbench.probe.scores`."""
 
     name = "local"

@@ -11,7 +11,7 @@ Two metrics: `plain`, the step is the gradient; `adam`, the step is the gradient
 moments, which come from a few frozen batches of their own and are floored at 1 % of each tensor's mean.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
@@ -20,17 +20,10 @@ import torch
 
 from lossbench.errors import UsageError, unknown
 from lossbench.loss.advantages import advantages
-from lossbench.probe.batches import (
-    MOMENT_STREAM,
-    PAIR_STREAM,
-    BatchSource,
-    PolicySource,
-    ProbeBatch,
-    Sampling,
-)
+from lossbench.probe.batches import MOMENT_STREAM, PAIR_STREAM, BatchSource, PolicySource, ProbeBatch, Sampling
 from lossbench.probe.local_engine import make_engine
 from lossbench.probe.parameters import select_parameters
-from lossbench.probe.scores import Engine, Record, Vector, origin
+from lossbench.probe.scores import Engine, Vector
 
 Metric = Literal["plain", "adam"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -99,45 +92,37 @@ class Prober:
     def pair(self, number: int, step: int = 0) -> dict[str, list[Any]]:
         """Columns of the `probe` table for one pair of batches (`policy` is left to the caller)."""
         batches = [self.source(PAIR_STREAM, 2 * number + half) for half in (0, 1)]
-        records = [self.engine.record(batch) for batch in batches]
+        lengths = [{name: c for name, c in length_coefficients(b).items() if c is not None} for b in batches]
+        # Half 0 is projected on the directions of half 1, and the other way round.
+        names = [[*lengths[1 - half], *self._random_names] for half in (0, 1)]
+        found = self.engine.cross(
+            [self.engine.record(batch) for batch in batches],
+            [torch.stack([*found.values()]) if found else torch.zeros(0, len(b.reward))
+             for found, b in zip(lengths, batches, strict=True)],
+            [self._generator(2 * number + half) for half in (0, 1)],
+            self.settings.random_directions,
+            self._scales,
+        )  # fmt: skip
         columns: dict[str, list[Any]] = {}
-        for half in (0, 1):
-            other = batches[1 - half], records[1 - half]
-            names, projections = self._project(records[half], *other, 2 * number + half)
-            part = self._columns(batches[half], names, projections, number, half, step)
+        for half, projections_MKB in enumerate(found):
+            part = self._columns(batches[half], names[half], np.asarray(projections_MKB), number, half, step)
             for name, values in part.items():
                 columns.setdefault(name, []).extend(values)
         return columns
 
-    def _project(self, record: Record, batch: ProbeBatch, other: Record, number: int) -> tuple[list[str], np.ndarray]:
-        """Names of the directions that `batch` (of record `other`) has, and `record` along them: (metrics, K, B).
+    @property
+    def _random_names(self) -> list[str]:
+        return [f"random-{k}" for k in range(self.settings.random_directions)]
 
-        The directions live no longer than this call: each is as large as the model in float32.
-        """
-        names, directions = self._directions(batch, other, number)
-        return names, np.asarray(record.projections(directions, self._scales))
-
-    def _directions(self, batch: ProbeBatch, record: Record, number: int) -> tuple[list[str], list[Vector]]:
-        """Names and vectors of the length directions that the batch has, and of the random ones."""
-        coefficients = length_coefficients(batch)
-        names = [name for name, values in coefficients.items() if values is not None]
-        found = [values for values in coefficients.values() if values is not None]
-        vectors = record.directions(torch.stack(found)) if found else []
-        generator = torch.Generator().manual_seed(
-            int(np.random.SeedSequence([self.settings.sampling.seed, number]).generate_state(1)[0])
-        )
-        for k in range(self.settings.random_directions):
-            names.append(f"random-{k}")
-            vectors.append(origin(self.engine.parameters))
-            for part in vectors[-1]:
-                part.copy_(torch.randn(part.shape, generator=generator))
-        return names, vectors
+    def _generator(self, number: int) -> torch.Generator:
+        seed = np.random.SeedSequence([self.settings.sampling.seed, number]).generate_state(1)[0]
+        return torch.Generator().manual_seed(int(seed))
 
     def _columns(
         self, batch: ProbeBatch, names: list[str], projections: np.ndarray, pair: int, half: int, step: int
     ) -> dict[str, list[Any]]:
         """The half's part of the table, by metric, direction and completion; null where a direction is not there."""
-        every = [*DIRECTIONS, *(name for name in names if name not in DIRECTIONS)]
+        every = [*DIRECTIONS, *self._random_names]
         rows = len(batch.reward)
         blocks = [(m, metric, name) for m, metric in enumerate(self.settings.metrics) for name in every]
         values: list[float | None] = []
@@ -181,13 +166,6 @@ def _centred_lengths(lengths_B: torch.Tensor, inside_B: torch.Tensor) -> torch.T
     return torch.where(inside_B, lengths_B - lengths_B[inside_B].mean(), 0.0) / (count - 1)
 
 
-def probe_pairs(prober: Prober, policy: str, step: int = 0) -> Iterator[dict[str, list[Any]]]:
-    """Columns of the `probe` table, pair after pair."""
-    for number in range(prober.settings.pairs):
-        columns = prober.pair(number, step)
-        yield {"policy": [policy] * len(columns["pair"]), **columns}
-
-
 def probe_now(
     model: Any, tokenizer: Any, task: Any, settings: ProbeSettings, *, policy: str, step: int
 ) -> dict[str, list[Any]]:
@@ -197,7 +175,8 @@ def probe_now(
     be probed (no EOS, logits or gradients that are not finite, rewards that never differ).
     """
     prober = Prober(model, PolicySource(model, tokenizer, task, settings.sampling), settings)
-    return joined(list(probe_pairs(prober, policy, step)))
+    columns = joined([prober.pair(number, step) for number in range(settings.pairs)])
+    return {"policy": [policy] * len(columns["pair"]), **columns}
 
 
 def joined(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -42,10 +42,20 @@ class Projections:
         """The constant H of the sum-norm modes, in tokens; it cancels from every matched figure."""
         return float(self.facts.get("horizon") or max(float(w.lengths_N.max(initial=1)) for w in self.windows))
 
+    @property
+    def parameters(self) -> str:
+        """The parameters differentiated by: "head", "all", or parts of names."""
+        return ", ".join(self.facts.get("settings", {}).get("params") or ["all"])
+
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics that the probe has."""
         return list(dict.fromkeys(metric for w in self.windows for metric, _ in w.projections))
+
+    def windows_of_pair(self) -> list[np.ndarray]:
+        """For each pair the numbers of its windows, in order of pairs."""
+        pairs_W = np.array([window.pair for window in self.windows])
+        return [np.flatnonzero(pairs_W == pair) for pair in np.unique(pairs_W)]
 
     def pool(self, name: str) -> np.ndarray:
         """One column of all windows, end to end: "lengths_N", "correct_N", ..."""

@@ -1,20 +1,24 @@
 """Batches for the probe from recorded completions: text or token ids, rewards, groups."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lossbench.errors import UsageError, one_line
+from lossbench.errors import UsageError, one_line, unknown
 from lossbench.probe.batches import PAIR_STREAM, ProbeBatch, Sampling, ending_tokens
 
 _TEXT, _IDS = ("prompt", "completion"), ("prompt_ids", "completion_ids")
 _NEEDED = "prompt or prompt_ids; completion or completion_ids; reward; group or prompt_id"
 # The columns that name a group, from the outermost: a group's number may start over in each sampling round.
 _GROUP_KEYS = ("run_id", "batch", "generation", "step", "prompt_id", "group")
+_FIELDS = (*_TEXT, *_IDS, "reward", "correct", "terminated", *_GROUP_KEYS)
+_TRL = re.compile(r"completions_\d+\.parquet")
+_FOLDERS = ("completions_*.parquet", "completions/completions_*.parquet", "rollouts.parquet", "runs/*/rollouts.parquet")
 
 
 class RecordedSource:
@@ -23,40 +27,49 @@ class RecordedSource:
     The file is parquet, CSV, JSON or JSON lines with a row per completion: `prompt` (text) or `prompt_ids`,
     `completion` (text) or `completion_ids`, `reward`, and what tells groups apart: `group` and whichever of run_id,
     batch, generation, step, prompt_id there are. Ids in CSV are written as lists, [1, 2]. `correct` defaults to
-    reward > 0; `terminated` says whether text ended by itself and so is followed by an EOS (default: yes). The
-    completions should come from the policy that is probed: from another one, directions and drifts are those of a
+    reward > 0; `terminated` says whether text ended by itself and so is followed by an EOS (default: yes). A completion
+    ends at its first EOS, whatever follows. Messages go through the tokenizer's chat template. `columns` maps these
+    names to the file's own. The path may be a folder of lossbench (a sweep's or a run's), or TRL's output folder or one
+    of its completion files, where neighbours with one prompt are a group and the only other number is the reward.
+    The completions should come from the policy that is probed: from another one, directions and drifts are those of a
     mixture.
     """
 
-    def __init__(self, path: Path, model: Any, tokenizer: Any, sampling: Sampling) -> None:
+    def __init__(
+        self, path: Path, model: Any, tokenizer: Any, sampling: Sampling, columns: Mapping[str, str] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = ending_tokens(model, tokenizer)
-        self._batches = recorded_batches(path, sampling)
+        chat = bool(getattr(tokenizer, "chat_template", None))
+        self._batches = recorded_batches(path, sampling, columns=columns, chat=chat)
         self.pairs = len(self._batches) // 2
 
     def __call__(self, stream: int, number: int) -> ProbeBatch:
         """Batch `number`; batches of other streams than the pairs' are the same ones, from the start again."""
         if stream == PAIR_STREAM and number >= 2 * self.pairs:
             raise UsageError(_too_few(self.pairs))
-        return self._batch(self._batches[number % len(self._batches)])
-
-    def _batch(self, groups: list[Any]) -> ProbeBatch:
+        groups = self._batches[number % len(self._batches)]
         rows = [{**row, "group": g} for g, group in enumerate(groups) for row in group.to_dict("records")]
-        numbers = [i for group in groups for i in range(len(group))]
+        completions = [self._completion(row) for row in rows]
         return ProbeBatch(
             prompt_ids=[self._prompt(row) for row in rows],
-            completion_ids=[self._completion(row) for row in rows],
+            completion_ids=completions,
             prompt_id=[int(row["prompt_id"]) if _whole(row.get("prompt_id")) else row["group"] for row in rows],
             group=[row["group"] for row in rows],
-            sample=numbers,
-            terminated=[self._terminated(row) for row in rows],
+            sample=[i for group in groups for i in range(len(group))],
+            terminated=[self._terminated(row, ids) for row, ids in zip(rows, completions, strict=True)],
             reward=[float(row["reward"]) for row in rows],
             correct=[bool(row["correct"]) if _given(row.get("correct")) else row["reward"] > 0 for row in rows],
         )
 
     def _prompt(self, row: dict[str, Any]) -> list[int]:
         ids = _ids(row.get("prompt_ids"))
-        ids = self._tokenizer(row["prompt"])["input_ids"] if ids is None else ids
+        if ids is None and _is_messages(row["prompt"]):
+            messages = [dict(message) for message in row["prompt"]]
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        elif ids is None:
+            ids = self._tokenizer(row["prompt"])["input_ids"]
         if not ids:
             raise UsageError("a recorded prompt has no tokens: the first token of its completion has no probability")
         return ids
@@ -64,28 +77,36 @@ class RecordedSource:
     def _completion(self, row: dict[str, Any]) -> list[int]:
         ids = _ids(row.get("completion_ids"))
         if ids is not None:
-            return ids
-        ids = self._tokenizer(row["completion"], add_special_tokens=False)["input_ids"]
+            return self._cut(ids)
+        text = row["completion"]
+        text = text if isinstance(text, str) else "".join(str(message["content"]) for message in text)
+        ids = self._cut(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         ended = bool(row["terminated"]) if _given(row.get("terminated")) else True
-        return [*ids, self._eos_ids[0]] if ended and (not ids or ids[-1] not in self._eos_ids) else ids
+        return [*ids, self._eos_ids[0]] if ended and not self._ends(ids) else ids
 
-    def _terminated(self, row: dict[str, Any]) -> bool | None:
+    def _cut(self, ids: list[int]) -> list[int]:
+        return ids[: next((i for i, token in enumerate(ids, 1) if token in self._eos_ids), len(ids))]
+
+    def _ends(self, ids: list[int]) -> bool:
+        return bool(ids) and ids[-1] in self._eos_ids
+
+    def _terminated(self, row: dict[str, Any], ids: list[int]) -> bool | None:
         if _given(row.get("terminated")):
             return bool(row["terminated"])
-        ids = _ids(row.get("completion_ids"))
-        return None if ids is None else bool(ids) and ids[-1] in self._eos_ids
+        return None if _ids(row.get("completion_ids")) is None else self._ends(ids)
 
 
-def recorded_batches(path: Path, sampling: Sampling, pairs: int | None = None) -> list[list[Any]]:
-    """The file's batches, each a list of groups (data frames), without a model.
+def recorded_batches(
+    path: Path, sampling: Sampling, pairs: int | None = None, columns: Mapping[str, str] | None = None,
+    chat: bool = True,
+) -> list[list[Any]]:  # fmt: skip
+    """The batches of a file or folder, each a list of groups (data frames), without a model.
 
-    Raises UsageError where the file cannot be used, or makes fewer than two batches or fewer than `pairs` pairs.
+    Without `chat`, prompts that are messages are refused. Raises UsageError where it cannot be used, or makes fewer
+    than two batches or fewer than `pairs` pairs.
     """
-    frame = read_frame(path)
-    _check_columns(frame, path)
-    frame = frame[frame["reward"].notna()]
-    _check_rows(frame, path)
-    groups = _groups(frame)
+    frame = _read_all(path, dict(columns or {}), chat)
+    groups = [rows for _, rows in frame.groupby(_keys(frame), sort=False, observed=True)]
     if not any(rows["reward"].nunique() > 1 for rows in groups):
         raise UsageError(f"{path}: no group has rewards that differ, so every mode's gradient is 0")
     order = np.random.default_rng(sampling.seed).permutation(len(groups))
@@ -104,7 +125,32 @@ def _too_few(pairs: int) -> str:
     return f"the recorded completions make {pairs} pairs of batches: give --batches {pairs}, or fewer --completions"
 
 
-def read_frame(path: Path) -> Any:
+def _read_all(path: Path, columns: dict[str, str], chat: bool) -> Any:
+    """The rows with a reward of every file at `path`, checked, under our names."""
+    import pandas as pd
+
+    files = [path]
+    if path.is_dir():
+        files = next((found for pattern in _FOLDERS if (found := sorted(path.glob(pattern)))), [])
+        if not files:
+            raise UsageError(f"{path}: holds no completions; valid: a file, or a folder with {' or '.join(_FOLDERS)}")
+    frames: list[Any] = []
+    for file in files:
+        frame = _under_our_names(_read(file), file, columns)
+        _check_columns(frame, file)
+        frame = frame[frame["reward"].notna()]
+        _check_rows(frame, file, chat)
+        # TRL writes the latest completions again at each optimizer step that uses them.
+        if not frames or not _TRL.fullmatch(file.name) or _texts(frame) != _texts(frames[-1]):
+            frames.append(frame)
+    return pd.concat(frames) if len(frames) > 1 else frames[0]
+
+
+def _texts(frame: Any) -> list[str]:
+    return [repr(values) for values in zip(frame["prompt"], frame["completion"], strict=True)]
+
+
+def _read(path: Path) -> Any:
     """A table of completions as a data frame. Raises UsageError where the file is missing or not a table.
 
     Text stays text: a completion "030" is three characters, not a number, and "None" is a word.
@@ -127,17 +173,41 @@ def read_frame(path: Path) -> Any:
         raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
+def _under_our_names(frame: Any, path: Path, columns: dict[str, str]) -> Any:
+    """The frame with mapped columns renamed; of a file of TRL also reward and groups, which it names otherwise."""
+    for ours, theirs in columns.items():
+        if ours not in _FIELDS:
+            raise UsageError(f"--map {ours}={theirs}: {unknown('field', ours, _FIELDS)}")
+        if theirs not in frame.columns:
+            raise UsageError(f"{path}: --map {ours}={theirs}: {unknown('column', theirs, map(str, frame.columns))}")
+    frame = frame.drop(columns=[ours for ours in columns if ours in frame.columns and ours not in columns.values()])
+    frame = frame.rename(columns={theirs: ours for ours, theirs in columns.items()})
+    if not _TRL.fullmatch(path.name) or "prompt" not in frame.columns:
+        return frame
+    if "reward" not in frame.columns:
+        numbers = [name for name in frame.select_dtypes("number") if name not in (*_FIELDS, "advantage")]
+        if len(numbers) != 1:
+            raise UsageError(f"{path}: the reward is one of {', '.join(numbers) or 'no column'}: --map reward=COLUMN")
+        frame = frame.rename(columns={numbers[0]: "reward"})
+    if not {"group", "prompt_id"} & set(frame.columns):
+        prompts = frame["prompt"].map(repr)
+        frame["group"] = (prompts != prompts.shift()).cumsum()
+    return frame
+
+
 def _check_columns(frame: Any, path: Path) -> None:
     names = set(frame.columns)
     alternatives = [{"prompt", "prompt_ids"}, {"completion", "completion_ids"}, {"reward"}, {"group", "prompt_id"}]
     for wanted in alternatives:
         if not names & wanted:
-            raise UsageError(f"{path}: no column {' or '.join(sorted(wanted))}; needed: {_NEEDED}")
+            raise UsageError(
+                f"{path}: no column {' or '.join(sorted(wanted))}; needed: {_NEEDED} (--map FIELD=COLUMN names others)"
+            )
         if all(frame[name].isna().all() for name in names & wanted):
             raise UsageError(f"{path}: column {' and '.join(sorted(names & wanted))} is empty; needed: {_NEEDED}")
 
 
-def _check_rows(frame: Any, path: Path) -> None:
+def _check_rows(frame: Any, path: Path, chat: bool) -> None:
     """Every row must say what it is: a row that is left out or made up would shift its whole group."""
     _refuse(frame, path, ["reward"], _is_finite, "is not a finite number")
     for name in ("correct", "terminated"):
@@ -146,7 +216,8 @@ def _check_rows(frame: Any, path: Path) -> None:
     applied = "prompt as the model reads it, chat template applied"
     for text, ids, give in (("prompt", "prompt_ids", applied), ("completion", "completion_ids", "completion's text")):
         there = [name for name in (text, ids) if name in frame.columns]
-        _refuse(frame, path, there, _is_told, f"cannot be tokenised: give the {give}, or {ids} as a list of integers")
+        is_told = _is_told if chat or text == "completion" else _is_plain
+        _refuse(frame, path, there, is_told, f"cannot be tokenised: give the {give}, or {ids} as a list of integers")
     if not _keys(frame):
         key = next(key for key in ("group", "prompt_id") if key in frame.columns)
         _refuse(frame, path, [key], _given, "names no group")
@@ -168,16 +239,23 @@ def _is_flag(value: Any) -> bool:
     return not _given(value) or (isinstance(value, bool | int | float | np.bool_ | np.number) and value in (0, 1))
 
 
-def _is_told(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return isinstance(value, str) or _ids(value) is not None
+
+
+def _is_told(value: Any) -> bool:
+    return _is_plain(value) or _is_messages(value)
+
+
+def _is_messages(value: Any) -> bool:
+    """Whether it is a list of chat messages, {"role", "content"}."""
+    return isinstance(value, list | np.ndarray) and len(value) > 0 and all(
+        isinstance(part, dict) and isinstance(part.get("content"), str) for part in value
+    )  # fmt: skip
 
 
 def _keys(frame: Any) -> list[str]:
     return [key for key in _GROUP_KEYS if key in frame.columns and frame[key].notna().all()]
-
-
-def _groups(frame: Any) -> list[Any]:
-    return [rows for _, rows in frame.groupby(_keys(frame), sort=False, observed=True)]
 
 
 def _cut(groups: list[Any], completions: int) -> list[list[Any]]:

@@ -51,7 +51,7 @@ class Record(Protocol):
 
 
 class Engine(Protocol):
-    """Makes records of batches."""
+    """Makes records of batches, and projects the two batches of a pair on each other's directions."""
 
     name: str
     parameters: dict[str, nn.Parameter]
@@ -59,6 +59,40 @@ class Engine(Protocol):
     def record(self, batch: ProbeBatch) -> Record:
         """A record of `batch`."""
         ...
+
+    def cross(
+        self, records: Sequence[Any], coefficients: Sequence[Tensor], generators: Sequence[torch.Generator],
+        random_directions: int, scales: Sequence[Vector | None],
+    ) -> list[Tensor]:  # fmt: skip
+        """For each of two batches its rows' scores along the other's directions, multiplied by each scale: float64
+        (scales, K + random_directions, B) on the CPU.
+
+        `coefficients` (K, B) make each batch's directions of its scores; after them come standard normal ones, drawn
+        from the projected batch's generator.
+        """
+        ...
+
+
+class VectorEngine:
+    """An engine that holds each direction as a vector, no longer than one batch is projected on it."""
+
+    parameters: dict[str, nn.Parameter]
+
+    def cross(
+        self, records: Sequence[Record], coefficients: Sequence[Tensor], generators: Sequence[torch.Generator],
+        random_directions: int, scales: Sequence[Vector | None],
+    ) -> list[Tensor]:  # fmt: skip
+        """See `Engine.cross`."""
+        found = []
+        for half in (0, 1):
+            vectors = records[1 - half].directions(coefficients[1 - half]) if len(coefficients[1 - half]) else []
+            for _ in range(random_directions):
+                vectors.append(origin(self.parameters))
+                for part in vectors[-1]:
+                    part.copy_(torch.randn(part.shape, generator=generators[half]))
+            found.append(records[half].projections(vectors, scales))
+            del vectors  # each is as large as the model in float32
+        return found
 
 
 def row_logps(logits_RSV: Tensor, chunk: Chunk, temperature: float) -> Tensor:
@@ -131,7 +165,7 @@ def check_finite(vectors: Sequence[Vector], names: Sequence[str]) -> None:
                 raise UsageError(f"the policy's gradient is not finite in '{name}': its lengths have no derivative")
 
 
-class ForwardEngine:
+class ForwardEngine(VectorEngine):
     """Directions by an ordinary backward pass, projections by `torch.func.jvp` through the whole model."""
 
     name = "forward"

@@ -228,8 +228,7 @@ def reverse(result: PairedResult) -> PairedResult:
     return replace(
         result, only_a=result.only_b, only_b=result.only_a, values_a=result.values_b, values_b=result.values_a,
         mean_a=result.mean_b, mean_b=result.mean_a, difference=-result.difference,
-        ci_low=-result.ci_high, ci_high=-result.ci_low, boot_low=-result.boot_high, boot_high=-result.boot_low,
+        ci_low=-result.ci_high, ci_high=-result.ci_low,
         ratio=inverse(result.ratio), ratio_low=inverse(result.ratio_high), ratio_high=inverse(result.ratio_low),
-        ratio_boot_low=inverse(result.ratio_boot_high), ratio_boot_high=inverse(result.ratio_boot_low),
         p_greater=result.p_less, p_less=result.p_greater, d_z=-result.d_z,
     )  # fmt: skip

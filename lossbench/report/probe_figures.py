@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from lossbench.probe.dose_response import DoseResponse
 from lossbench.probe.drift import Drift
-from lossbench.probe.forecast import TrainedDrift, run_totals
+from lossbench.probe.realised import TrainedDrift, run_totals
 from lossbench.report.style import FAINT, PALETTE, SOFT, arm_styles, look
 
 if TYPE_CHECKING:

@@ -2,18 +2,12 @@
 
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from lossbench.metrics.length import is_early, is_late, records
-from lossbench.metrics.step_sums import as_columns
+from lossbench.metrics.length import records
 from lossbench.report.data import Arm, ReportData
 from lossbench.report.document import Sample, Samples
 from lossbench.report.numbers import clean, count, shortened
 
-_KEY = ["step", "generation", "group", "sample"]
-_NUMBERS = [*_KEY, "length_tokens", "correct", "terminated"]
+_NUMBERS = ["step", "length_tokens", "correct", "terminated"]
 
 
 def arm_samples(data: ReportData, arm: Arm) -> Samples | None:
@@ -28,57 +22,48 @@ def arm_samples(data: ReportData, arm: Arm) -> Samples | None:
 
 
 def _run_samples(data: ReportData, run: dict[str, Any]) -> tuple[Sample, ...]:
-    """The first group of a prompt's completions is named by (generation, group); `sample` numbers them within it."""
-    run_id = str(run["run_id"])
-    rows = as_columns(data.sweep.run_table(run_id, "rollouts", _NUMBERS))
-    planned = run["steps_planned"]
-    steps = int(planned) if planned and planned == planned else int(np.nanmax(rows["step"], initial=0))
-    chosen = _choose(rows, steps)
-    texts = _texts(data, run_id, {row for _, row in chosen}, rows)
+    run_id, planned = str(run["run_id"]), run["steps_planned"]
+    steps = int(planned) if planned and planned == planned else int(data.summary.by_run[run_id].sums["step"].max())
+    table = data.sweep.query(run_id, "rollouts", _NUMBERS, lambda source: _choice_sql(source, steps))
+    rows = table.to_pylist() if table is not None else []
+    if not rows:
+        return ()
+    places = ", ".join(str(row["place"]) for row in rows)
+    texts = data.sweep.query(
+        run_id, "rollouts", ["prompt", "completion"], lambda source: f"{_numbered(source)} WHERE place IN ({places})"
+    )
+    by_place = {row["place"]: row for row in texts.to_pylist()} if texts is not None else {}
     found = []
-    for label, row in chosen:
-        prompt, completion = texts.get(_key(rows, row), (None, None))
-        if completion is None:
-            continue
-        length = int(rows["length_tokens"][row])
-        ending = {1.0: "", 0.0: ", cut at the cap"}.get(float(rows["terminated"][row]), "")
-        facts = f"{count(length, 'token')}{ending}, step {int(rows['step'][row])}"
-        found.append(Sample(label, facts, shortened(clean(prompt or "")), shortened(clean(completion))))
+    for row in rows:
+        text = by_place.get(row["place"])
+        if text is not None and text["completion"] is not None:
+            ending = ", cut at the cap" if row["terminated"] is False else ""
+            facts = f"{count(row['length_tokens'], 'token')}{ending}, step {row['step']}"
+            prompt, completion = (shortened(clean(text[name] or "")) for name in ("prompt", "completion"))
+            found.append(Sample(row["label"], facts, prompt, completion))
     return tuple(found)
 
 
-def _choose(rows: dict[str, np.ndarray], steps: int) -> list[tuple[str, int]]:
-    """(label, row number) of the shortest, median and longest of each kind, equal lengths in the order of the file."""
-    chosen = []
-    known = np.isfinite(rows["length_tokens"])
-    for when, inside in (("early", is_early), ("late", is_late)):
-        for kind, flag in (("incorrect", 0), ("correct", 1)):
-            places = np.flatnonzero(known & inside(rows["step"], steps) & (rows["correct"] == flag))
-            places = places[np.argsort(rows["length_tokens"][places], kind="stable")]
-            picks = [("shortest", 0), ("median", len(places) // 2), ("longest", len(places) - 1)]
-            for name, place in picks[: len(places)]:
-                chosen.append((f"{when}, {kind}, {name}", int(places[place])))
-    return chosen
+def _numbered(source: str) -> str:
+    """SQL for the rows with their place in the file."""
+    return f"SELECT * FROM (SELECT row_number() OVER () AS place, * FROM {source})"
 
 
-def _key(rows: dict[str, np.ndarray], row: int) -> tuple[float, ...]:
-    return tuple(float(np.nan_to_num(rows[name][row], nan=-1.0)) for name in _KEY)
+def _choice_sql(source: str, steps: int) -> str:
+    """SQL for label, place and numbers of the rows to show; of equal lengths the first in the file comes first.
 
-
-def _texts(
-    data: ReportData, run_id: str, chosen: set[int], rows: dict[str, np.ndarray]
-) -> dict[tuple[float, ...], tuple[str | None, str | None]]:
-    """Prompt and completion of the chosen rows, read by their numbers so that no other text is loaded."""
-    condition: pc.Expression | None = None
-    for row in chosen:
-        one = pc.scalar(True)
-        for name in _KEY:
-            value = rows[name][row]
-            one = one & (pc.field(name) == int(value) if np.isfinite(value) else pc.field(name).is_null())
-        condition = one if condition is None else condition | one
-    if condition is None:
-        return {}
-    table = data.sweep.run_table(run_id, "rollouts", [*_KEY, "prompt", "completion"], condition)
-    numbers = as_columns(table.select(_KEY))
-    prompts, completions = (table.column(name).cast(pa.string()).to_pylist() for name in ("prompt", "completion"))
-    return {_key(numbers, i): (prompts[i], completions[i]) for i in range(table.num_rows)}
+    Texts are left to a second query, so that only those of the chosen rows are loaded.
+    """
+    return f"""
+    WITH known AS (SELECT * FROM ({_numbered(source)}) WHERE correct IS NOT NULL AND length_tokens IS NOT NULL),
+    kinds AS (
+        SELECT 'early' AS time, * FROM known WHERE (step - 1) * 5 < {steps} UNION ALL
+        SELECT 'late' AS time, * FROM known WHERE ({steps} - step) * 5 < {steps}),
+    ranked AS (
+        SELECT *, count(*) OVER (PARTITION BY time, correct) AS n,
+            row_number() OVER (PARTITION BY time, correct ORDER BY length_tokens, place) - 1 AS rank
+        FROM kinds)
+    SELECT time || CASE WHEN correct THEN ', correct, ' ELSE ', incorrect, ' END
+            || CASE rank WHEN 0 THEN 'shortest' WHEN n // 2 THEN 'median' ELSE 'longest' END AS label,
+        place, length_tokens, terminated, step
+    FROM ranked WHERE rank IN (0, n // 2, n - 1) ORDER BY time, correct, rank"""

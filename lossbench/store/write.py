@@ -6,7 +6,7 @@ A file appears under its own name only when it is whole: it is written to a temp
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lossbench.errors import UsageError
 from lossbench.store.schema import TABLES, schema_for
 
 PARTS = "parts"
-_PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)\.parquet")
+_PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)(-rank(?P<rank>\d+))?\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.\d+|[0-9a-f]{16})\.tmp")  # with the process number: of earlier versions
 
 
@@ -100,31 +100,35 @@ def refuse_links(folder: Path, *below: str) -> None:
 
 class PartWriter:
     """Grows a run's tables as `parts/<table>-<step>.parquet`; `join` makes one file a table of them, and
-    `drop_parts` drops them."""
+    `drop_parts` drops them. Processes that write the same table of a run are told apart by their rank."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, rank: int = 0) -> None:
+        self.run_dir, self.rank = run_dir, rank
         self.parts = run_dir / PARTS
         self.parts.mkdir(parents=True, exist_ok=True)
 
     def append(self, table: str, step: int, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> None:
         """Write the rows of one step; writing a step again replaces it."""
-        write_table(self.parts / f"{table}-{step:07d}.parquet", table, rows)
+        mine = f"-rank{self.rank}" if self.rank else ""
+        write_table(self.parts / f"{table}-{step:07d}{mine}.parquet", table, rows)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop the parts of later steps, which a run that continues from `step` writes again, and joined tables.
+        """Drop this rank's parts of later steps, which a run that continues from `step` writes again, and joined tables.
 
         So too what a writer that was killed left under temporary names; other files stay.
         """
-        for path in [*self.run_dir.iterdir(), *self.parts.iterdir()]:
-            match = _PART_NAME.fullmatch(path.name)
-            joined = path.suffix == ".parquet" and path.stem in TABLES
-            if joined or _TEMPORARY.fullmatch(path.name) or (match and int(match["step"]) > step):
-                path.unlink()
+        self._drop(lambda part: int(part["rank"] or 0) == self.rank and int(part["step"]) > step)
 
     def clear(self) -> None:
         """Drop all parts and tables of an earlier attempt."""
-        self.keep_up_to(-1)
+        self._drop(lambda part: True)
+
+    def _drop(self, is_late: Callable[[re.Match[str]], bool]) -> None:
+        for path in [*self.run_dir.iterdir(), *self.parts.iterdir()]:
+            part = _PART_NAME.fullmatch(path.name)
+            joined = path.suffix == ".parquet" and path.stem in TABLES
+            if joined or _TEMPORARY.fullmatch(path.name) or (part and is_late(part)):
+                path.unlink()
 
     def join(self) -> dict[str, int]:
         """Write each table's parts as one `<table>.parquet` and return the tables' row counts; the parts stay.
@@ -149,11 +153,11 @@ class PartWriter:
 
 def part_files(run_dir: Path) -> dict[str, list[Path]]:
     """The part files of each table, in step order."""
-    found: dict[str, list[tuple[int, Path]]] = {}
+    found: dict[str, list[tuple[int, int, Path]]] = {}
     for path in _list(run_dir / PARTS):
         if match := _PART_NAME.fullmatch(path.name):
-            found.setdefault(match["table"], []).append((int(match["step"]), path))
-    return {table: [path for _, path in sorted(paths)] for table, paths in found.items()}
+            found.setdefault(match["table"], []).append((int(match["step"]), int(match["rank"] or 0), path))
+    return {table: [path for *_, path in sorted(paths)] for table, paths in found.items()}
 
 
 def _list(folder: Path) -> Iterable[Path]:

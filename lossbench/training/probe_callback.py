@@ -10,9 +10,10 @@ from transformers import TrainerCallback
 from lossbench.errors import UsageError
 from lossbench.policies.loaded import LoadedPolicy
 from lossbench.probe.batches import Sampling
+from lossbench.probe.jobs import draw_seed
 from lossbench.probe.prober import ProbeSettings, probe_now
 from lossbench.store.write import PartWriter
-from lossbench.training.run_spec import RunSpec, Settings
+from lossbench.training.run_spec import RunSpec
 
 _RUN_PAIRS = 8
 
@@ -35,7 +36,7 @@ class Probes(TrainerCallback):
         """Probe now, as the policy after `step` steps."""
         if self.spec.settings.probe_every is None or self.writer is None:
             return
-        settings = settings_for_run(self.spec.settings, self.spec.seed)
+        settings = settings_for_run(self.spec)
         began = time.perf_counter()
         try:
             rows = probe_now(
@@ -56,13 +57,14 @@ class Probes(TrainerCallback):
             self.at(state.global_step)
 
 
-def settings_for_run(settings: Settings, seed: int) -> ProbeSettings:
-    """A probe small enough to be taken while a run trains: eight pairs of batches, as large and drawn as the run's."""
+def settings_for_run(spec: RunSpec) -> ProbeSettings:
+    """A probe small enough to be taken while a run trains: eight pairs of batches, as large and drawn as the run's.
+
+    Runs of one policy and seed share prompts and draws, others do not.
+    """
+    settings, seed = spec.settings, draw_seed(spec.seed, spec.policy, spec.policy_seed)
     sampling = Sampling(
-        settings.rows_per_generation(),
-        settings.num_generations,
-        settings.max_completion_length,
-        settings.temperature,
+        settings.rows_per_generation(), settings.num_generations, settings.max_completion_length, settings.temperature,
         seed,
-    )
+    )  # fmt: skip
     return ProbeSettings(sampling, pairs=_RUN_PAIRS, moment_batches=_RUN_PAIRS // 2)

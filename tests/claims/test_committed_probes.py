@@ -7,7 +7,8 @@ import pytest
 
 from lossbench.loss.modes import parse_mode
 from lossbench.probe.dose_response import dose_response
-from lossbench.probe.drift import DriftTable, read_projections
+from lossbench.probe.drift import DriftTable
+from lossbench.probe.projections import read_projections
 
 REFERENCE = Path(__file__).resolve().parents[2] / "results" / "reference"
 SEQ_MEAN = parse_mode("grpo@seq-mean-token-mean/none")

@@ -220,7 +220,9 @@ def test_the_claim_on_the_probe():
     assert judge_dose(claim, dose([110, 63, 0, -75])).status == "supported"
     assert judge_dose(claim, dose([110, 63, 0, -75], p_falling=0.2)).status == "inconclusive"
     assert judge_dose(claim, dose([63, 110, 0, -75])).status == "inconclusive"
-    assert judge_dose(claim, dose([110, 63, 5, -75], at_one=(4, 6))).status == "contradicted"
+    # At α = 1 the weights are the baseline's, so the drift there is 0 by definition and decides nothing.
+    assert judge_dose(claim, dose([110, 63, 5, -75], at_one=(4, 6))).status == "supported"
+    assert "zero at" not in claim.sentence
     assert judge_dose(claim, dose([-75, 0, 0, 110], p_falling=0.999)).status == "contradicted"
     # Two pairs that both rise come by chance one time in four: p is .25, whatever 1 - p of the fall says.
     rising = replace(dose([-75, 0, 0, 110], p_falling=1.0, pairs=2), p_rising=0.25)

@@ -1,6 +1,7 @@
 """`lossbench probe` on a policy of a few thousand parameters, recorded completions, kept projections, and mistakes."""
 
 import json
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -217,3 +218,75 @@ def test_mistakes_are_one_line(arguments, message, tmp_path):
     result = invoke(*arguments, "--out", str(tmp_path / "out"), "--quiet")
     assert isinstance(result.exception, UsageError) and message in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_completions_end_at_their_first_eos(policy, tmp_path):
+    eos, encode = policy.tokenizer.eos_token_id, policy.tokenizer.get_vocab()
+    shown = policy.tokenizer.eos_token
+    rows = [{"prompt": "1", "completion": f"42{shown}{shown}", "reward": i % 2, "group": i // 2} for i in range(8)]
+    path = tmp_path / "text.jsonl"
+    pd.DataFrame(rows).to_json(path, orient="records", lines=True)
+    batch = RecordedSource(path, policy.model, policy.tokenizer, Sampling(4, 2))(PAIR_STREAM, 0)
+    assert batch.completion_ids[0] == [encode["4"], encode["2"], eos]
+    padded = {"prompt_ids": [2], "completion_ids": [5, 6, eos, 0, eos]}
+    pd.DataFrame([{**padded, "reward": i % 2, "group": i // 2} for i in range(8)]).to_json(
+        path, orient="records", lines=True
+    )
+    batch = RecordedSource(path, policy.model, policy.tokenizer, Sampling(4, 2))(PAIR_STREAM, 0)
+    assert batch.completion_ids[0] == [5, 6, eos] and batch.terminated[0] is True
+
+
+def trl_folder(folder, **columns):
+    """Completion files as TRL's trainer writes them; the third step uses the completions of the second again."""
+    (folder / "completions").mkdir(parents=True)
+    for step, first in ((1, 0), (2, 2), (3, 2)):
+        rows = [
+            {"step": step, "prompt": str(first + i // 4), "completion": str(i), "even": float(i % 2), "advantage": 0.5}
+            for i in range(8)
+        ]
+        frame = pd.DataFrame(rows).assign(**columns)
+        frame.to_parquet(folder / "completions" / f"completions_{step:05d}.parquet")
+
+
+def test_completion_files_of_trl_are_read_as_they_are(policy, tmp_path):
+    trl_folder(tmp_path)
+    source = RecordedSource(tmp_path, policy.model, policy.tokenizer, Sampling(8, 4))
+    assert source.pairs == 1  # 16 completions: step 3 holds those of step 2
+    batches = [source(PAIR_STREAM, number) for number in (0, 1)]
+    assert all(batch.group == [0] * 4 + [1] * 4 and batch.reward == [0, 1] * 4 for batch in batches)
+    assert len({tuple(ids) for batch in batches for ids in batch.prompt_ids}) == 4
+
+
+def test_several_rewards_of_trl_need_a_name(policy, tmp_path):
+    trl_folder(tmp_path, format=1.0)
+    source = partial(RecordedSource, tmp_path, policy.model, policy.tokenizer, Sampling(8, 4))
+    with pytest.raises(UsageError, match="the reward is one of even, format: --map reward=COLUMN"):
+        source()
+    assert source({"reward": "even"})(PAIR_STREAM, 0).reward == [0, 1] * 4
+    with pytest.raises(UsageError, match="--map reward=evn: unknown column 'evn': did you mean 'even'"):
+        source({"reward": "evn"})
+    with pytest.raises(UsageError, match="--map score=even: unknown field 'score'"):
+        source({"score": "even"})
+
+
+def test_a_folder_without_completions_is_refused(tmp_path):
+    result = invoke("--model", "./nowhere", "--rollouts", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert isinstance(result.exception, UsageError) and "holds no completions" in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_recorded_messages_go_through_the_chat_template(policy, tmp_path, monkeypatch):
+    trl_folder(tmp_path)
+    for file in (tmp_path / "completions").iterdir():
+        frame = pd.read_parquet(file)
+        frame["prompt"] = [[{"role": "user", "content": text}] for text in frame["prompt"]]
+        frame["completion"] = [[{"role": "assistant", "content": text}] for text in frame["completion"]]
+        frame.to_parquet(file)
+    source = partial(RecordedSource, tmp_path, policy.model, policy.tokenizer, Sampling(8, 4))
+    with pytest.raises(UsageError, match=r"prompt .* cannot be tokenised"):
+        source()
+    template = "{% for message in messages %}{{ message['content'] }}={% endfor %}"
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    batch, token = source()(PAIR_STREAM, 0), policy.tokenizer.get_vocab()
+    assert {tuple(ids) for ids in batch.prompt_ids} <= {(token[str(i)], token["="]) for i in range(4)}
+    assert set(batch.completion_ids[0]) < set(token.values()) and len(batch.completion_ids[0]) == 2

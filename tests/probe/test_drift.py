@@ -7,13 +7,14 @@ from lossbench.loss.modes import parse_mode
 from lossbench.probe.dose_response import (
     branch_model,
     dose_response,
-    forecast,
     length_facts,
     mechanism,
     zero_crossing,
 )
-from lossbench.probe.drift import DriftTable, Projections, Window, matched_difference, summarise
-from lossbench.probe.forecast import order_checks, rank_agreement
+from lossbench.probe.drift import DriftTable, matched_difference, summarise
+from lossbench.probe.forecast import forecast
+from lossbench.probe.projections import Projections, Window
+from lossbench.probe.realised import order_checks, rank_agreement
 
 SEQ_MEAN = "grpo@seq-mean-token-mean/none"
 
@@ -178,7 +179,7 @@ def test_mechanism_and_lengths():
 
 
 def test_forecast_grows_with_steps_and_its_noise_with_their_root():
-    table, mode = DriftTable(random_probe()), parse_mode(SEQ_MEAN)
+    table, mode = DriftTable(random_probe(pairs=120)), parse_mode(SEQ_MEAN)
     size = {"rows_per_step": 16, "learning_rate": 1e-3, "seeds": 8}
     short, long = forecast(table, mode, steps=100, **size), forecast(table, mode, steps=400, **size)
     assert long.change_tokens == pytest.approx(4 * short.change_tokens)
@@ -186,6 +187,18 @@ def test_forecast_grows_with_steps_and_its_noise_with_their_root():
     matched = table.drift(mode, "incorrect", "adam", "gradient-norm")
     assert short.change_tokens == pytest.approx(1e-3 * 100 * matched.drift)
     assert long.power >= short.power
+    assert (short.low_tokens, short.high_tokens) == pytest.approx((1e-3 * 100 * matched.low, 1e-3 * 100 * matched.high))
+    assert short.low_tokens * short.high_tokens > 0 and short.pairs_needed is None
+
+
+def test_a_drift_that_may_be_zero_has_no_forecast_but_the_pairs_it_needs():
+    table = DriftTable(random_probe(pairs=3))
+    found = forecast(table, parse_mode(SEQ_MEAN), steps=100, rows_per_step=16, learning_rate=1e-3, seeds=8)
+    drift = table.drift(parse_mode(SEQ_MEAN), "incorrect", "adam", "gradient-norm")
+    assert drift.low < 0 < drift.high
+    assert found.change_tokens is found.power is None
+    # t = mean / (sd / sqrt 3): a test with a power of .8 needs ((1.96 + .84) sd / mean)^2 = 3 (2.8 / t)^2 pairs
+    assert found.pairs_needed == np.ceil(3 * (2.8 / drift.t) ** 2)
 
 
 def test_rank_agreement():

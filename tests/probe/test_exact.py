@@ -17,8 +17,9 @@ from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import parse_mode
 from lossbench.probe.batches import Sampling
-from lossbench.probe.drift import DriftTable, Projections, matched_difference, projections_of
-from lossbench.probe.prober import Prober, ProbeSettings, joined, probe_pairs
+from lossbench.probe.drift import DriftTable, matched_difference
+from lossbench.probe.prober import Prober, ProbeSettings, joined
+from lossbench.probe.projections import Projections, projections_of
 from lossbench.stats import t_interval
 from lossbench.store.write import as_arrow
 
@@ -39,7 +40,8 @@ def probe() -> Projections:
     settings = ProbeSettings(Sampling(ROWS, GROUP_SIZE), pairs=PAIRS, metrics=("plain",), random_directions=1)
     prober = Prober(POLICY, HazardSource(POLICY, GROUPS, GROUP_SIZE), settings)
     assert prober.engine.name == "local"
-    return projections_of(as_arrow("probe", joined(list(probe_pairs(prober, "hazard")))).to_pandas())[0]
+    columns = joined([prober.pair(number) for number in range(PAIRS)])
+    return projections_of(as_arrow("probe", {**columns, "policy": ["hazard"] * len(columns["pair"])}).to_pandas())[0]
 
 
 @pytest.mark.parametrize("direction", ["incorrect", "correct"])

@@ -1,6 +1,9 @@
 """The report command: what it prints, its exit codes, and the probe's section."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,8 @@ from typer.testing import CliRunner
 
 from lossbench.claims.dose_claim import dose_claim
 from lossbench.cli.report import report
-from lossbench.probe.drift import DriftTable, read_projections
+from lossbench.probe.drift import DriftTable
+from lossbench.probe.projections import read_projections
 from lossbench.report.data import gather
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
@@ -96,3 +100,16 @@ def test_a_probed_sweep_shows_the_probe_and_others_do_not(sweep: Path) -> None:
     assert "Beside the mean" in text and "weight elasticity, incorrect" in text
     assert any("b.parquet" in problem for problem in data.sweep.problems)
     assert not data.complete
+
+
+def test_reading_commands_load_no_torch(sweep: Path, tmp_path: Path) -> None:
+    program = """
+import sys
+from lossbench.cli import app
+for arguments in (["report", sys.argv[1]], ["compare", "grpo", "dr_grpo", "--in", sys.argv[1]], ["runs", sys.argv[1]]):
+    app(arguments, standalone_mode=False)
+    assert "torch" not in sys.modules, arguments
+"""
+    environment = {**os.environ, "LOSSBENCH_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program, str(sweep)], env=environment, check=True, capture_output=True)
+    assert list((tmp_path / "equalities").glob("*.json"))  # what does take torch was worked out elsewhere

@@ -96,7 +96,8 @@ def _repeated_status(claim: str, summary: dict[str, Any]) -> str:
 
 def _drifts(*files: Path):
     from lossbench.claims.probe_evidence import pooled
-    from lossbench.probe.drift import DriftTable, read_projections
+    from lossbench.probe.drift import DriftTable
+    from lossbench.probe.projections import read_projections
 
     probes = [probe for file in files for probe in read_projections(file)]
     return DriftTable(pooled(probes) if len(files) > 1 else probes[0])

@@ -13,7 +13,7 @@ from lossbench.cli import app
 from lossbench.errors import UsageError
 from lossbench.metrics.length import run_metrics
 from lossbench.policies.load import load_policy
-from lossbench.probe.forecast import trained_drifts
+from lossbench.probe.realised import trained_drifts
 from lossbench.store.read import load
 from lossbench.store.write import PartWriter
 from lossbench.tasks import make_task

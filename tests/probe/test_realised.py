@@ -13,9 +13,11 @@ from support.made_sweeps import SHARED, Plan, make_sweep, run_labels, sweep_spec
 from lossbench.claims.probe_evidence import probe_section
 from lossbench.loss.modes import parse_mode
 from lossbench.metrics.length import run_metrics
-from lossbench.probe.dose_response import forecast
-from lossbench.probe.drift import DriftTable, Projections, Window, projections_of, read_projections
-from lossbench.probe.forecast import (
+from lossbench.metrics.step_sums import completions_sql
+from lossbench.probe.drift import DriftTable
+from lossbench.probe.forecast import forecast
+from lossbench.probe.projections import Projections, Window, projections_of, read_projections
+from lossbench.probe.realised import (
     TrainedDrift,
     late_lengths,
     order_checks,
@@ -274,7 +276,7 @@ def test_dividing_by_the_standard_deviation_changes_no_step_of_adam(tmp_path):
         probed_run(tmp_path, run_id, dict.fromkeys(range(1, 21), 20.0), probe_rows(0, [1.0, 3.0]))
     with_std, without = trained_drifts(load(tmp_path))
     assert with_std.predicted_tokens == pytest.approx(without.predicted_tokens, rel=1e-3)
-    (probe,) = projections_of(pd.DataFrame(probe_rows(0, [1.0, 3.0])))
+    (probe,) = projections_of(pd.DataFrame(probe_rows(0, [1.0, 1.2, 1.1])))
     table = DriftTable(probe)
     size = {"steps": 10, "rows_per_step": 4, "learning_rate": 0.1, "seeds": 8}
     group, none = (forecast(table, parse_mode(name), **size) for name in ("grpo", SEQ_MEAN))
@@ -309,18 +311,18 @@ def test_agreement_counts_runs_and_not_stretches(tmp_path):
 
 
 def test_a_report_reads_the_completions_of_a_probed_sweep_once(sweep_dir, monkeypatch):
-    read: list[str] = []
-    original = Sweep.run_table
+    summed: list[str] = []
+    original = Sweep.query
 
-    def counting(self: Sweep, run_id: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        read.append(f"{run_id} {name}")
-        return original(self, run_id, name, *args, **kwargs)
+    def counting(self: Sweep, run_id: str, name: str, columns: Any, sql: Any) -> Any:
+        if name == "rollouts" and sql is completions_sql:
+            summed.append(run_id)
+        return original(self, run_id, name, columns, sql)
 
-    monkeypatch.setattr(Sweep, "run_table", counting)
+    monkeypatch.setattr(Sweep, "query", counting)
     data = gather(load(sweep_dir))
     assert data.probe is not None and data.probe.frozen is not None and data.probe.frozen.orders
-    rollouts = [text for text in read if text.endswith(" rollouts")]
-    assert len(rollouts) == len(set(rollouts)) == 18
+    assert len(summed) == len(set(summed)) == 18
 
 
 def test_a_kept_probe_gives_the_drifts_of_its_arrays(sweep_dir):

@@ -1,0 +1,91 @@
+"""The folder that a watched run fills: a sweep of one run in lossbench's schema, readable while it grows."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lossbench.errors import UsageError
+from lossbench.locks import LOCK_FILE, exclusive
+from lossbench.loss.modes import Mode, folder_name
+from lossbench.store.provenance import versions
+from lossbench.store.read import RUN_FILE, SWEEP_FILE, is_sweep, read_json
+from lossbench.store.schema import SCHEMA_VERSION
+from lossbench.store.write import PartWriter, write_json
+
+KIND = "ingested"
+"""Recorded under another trainer: the report shows what such a run has."""
+_SETTINGS = (
+    "max_completion_length", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "steps_per_generation", "num_iterations", "learning_rate", "beta", "max_grad_norm", "temperature",
+)  # fmt: skip
+
+
+class WatchFolder:
+    """Writes the run's tables step by step; each process of a run has files of its own, the first one the plan.
+
+    Raises UsageError where the folder holds a sweep that lossbench ran, or another process records the same run.
+    """
+
+    def __init__(self, folder: Path, mode: Mode, seed: int, config: Any) -> None:
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.folder, self.mode, self.seed = folder, mode, seed
+        digest = hashlib.sha256(f"{mode.name}|{seed}".encode()).hexdigest()[:8]
+        self.run_id = f"{folder_name(mode.name)}-s{seed}-{digest}"
+        self._steps = getattr(config, "max_steps", None) or None
+        self._recipe = {name: getattr(config, name, None) for name in _SETTINGS}
+        self._state: dict[str, Any] = {
+            "status": "running", "source": "lossbench.watch", "length_unit": "tokens", "forced_tokens": 0,
+            "versions": versions(), "notes": [], "steps_done": 0,
+        }  # fmt: skip
+        self._writer: PartWriter | None = None
+        self._held = ExitStack()
+
+    def append(self, step: int, table: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Write rows of one step, to `rollouts`, `evals` or `steps`; a run that goes on drops what it will redo."""
+        writer = self._writer or self._start(step)
+        labels = {"run_id": self.run_id, **_axes(self.mode), "seed": self.seed}
+        writer.append(table, step, [{**labels, **row} for row in rows])
+        self._state["steps_done"] = max(self._state["steps_done"], step)
+
+    def _start(self, step: int) -> PartWriter:
+        if is_sweep(self.folder) and read_json(self.folder / SWEEP_FILE).get("kind") != KIND:
+            raise UsageError(f"'{self.folder}' is a sweep that lossbench ran: give watch another folder to save in")
+        run_dir = self.folder / "runs" / self.run_id
+        self._writer = PartWriter(run_dir, self.rank)
+        refusal = f"'{run_dir}' is being recorded by another process: give watch another folder to save in"
+        self._held.enter_context(exclusive(self.folder / f"{LOCK_FILE}-watch-{self.run_id}-{self.rank}", refusal))
+        self._writer.keep_up_to(step - 1)
+        if self.rank == 0:
+            self._write_plan()
+            write_json(run_dir / RUN_FILE, self._state)
+        return self._writer
+
+    def _write_plan(self) -> None:
+        path = self.folder / SWEEP_FILE
+        plan = read_json(path) if path.exists() else {
+            "kind": KIND, "schema_version": SCHEMA_VERSION, "recipe": {"name": self.folder.name, **self._recipe},
+            "versions": versions(), "length_unit": "tokens", "sources": ["lossbench.watch"], "runs": {},
+        }  # fmt: skip
+        steps = self._steps if self._steps and self._steps > 0 else None
+        plan["runs"][self.run_id] = {
+            **_axes(self.mode), "arm": self.mode.name, "seed": self.seed, "policy": None, "policy_seed": None,
+            "steps_planned": steps,
+        }  # fmt: skip
+        write_json(path, plan)
+
+    def close(self) -> None:
+        """Record the end: completed where all planned steps were made or none were planned, else interrupted."""
+        if self._writer is not None and self.rank == 0:
+            whole = not self._steps or self._steps <= self._state["steps_done"]
+            state = {**self._state, "status": "completed" if whole else "interrupted"}
+            write_json(self.folder / "runs" / self.run_id / RUN_FILE, state)
+        self._held.close()
+
+
+def _axes(mode: Mode) -> dict[str, str]:
+    return {
+        "mode": mode.name, "loss_type": mode.loss_type, "agg_mode": mode.agg_mode, "scale_rewards": mode.scale_rewards,
+    }  # fmt: skip
