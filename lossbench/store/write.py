@@ -113,7 +113,7 @@ class PartWriter:
         write_table(self.parts / f"{table}-{step:07d}{mine}.parquet", table, rows)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop this rank's parts of later steps, which a run that continues from `step` writes again, and joined tables.
+        """Drop this rank's parts of later steps, which a run that continues from `step` writes again, and whole tables.
 
         So too what a writer that was killed left under temporary names; other files stay.
         """
