@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from lossbench.diagnosis.watch import watch
     from lossbench.loss.modes import parse_mode
     from lossbench.loss.verl_agg_loss import agg_loss
+    from lossbench.training.trainer import ModeTrainer
 
-__all__ = ["Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep", "watch"]
+__all__ = ["ModeTrainer", "Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep", "watch"]
 
 _LAZY = {
+    "ModeTrainer": "lossbench.training.trainer",
     "Sweep": "lossbench.api",
     "agg_loss": "lossbench.loss.verl_agg_loss",
     "load": "lossbench.api",

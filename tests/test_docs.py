@@ -130,3 +130,11 @@ def test_a_sweep_from_python_trains_both_modes(your_own):
     assert [row.split()[1:3] for row in table.splitlines()[1:]] == [
         ["grpo", "1"], ["grpo", "2"], ["grpo@prompt-mean/group", "1"], ["grpo@prompt-mean/group", "2"],
     ]  # fmt: skip
+
+
+def test_a_script_that_is_watched_can_be_diagnosed(your_own):
+    assert "dapo" in your_own["diagnose watched"]
+
+
+def test_a_loss_function_is_identified(your_own):
+    assert your_own["identify my_loss.py:loss"].startswith("seq-mean-token-mean")

@@ -25,6 +25,7 @@ COMMANDS = (
     "reproduce",
     "probe",
     "compare",
+    "diagnose",
     "identify",
     "modes",
     "weights",

@@ -121,11 +121,22 @@ def save(figure: "Figure", folder: Path, name: str) -> None:
         engine.set(w_pad=0.1)
         engine.execute(figure)
         figure.set_layout_engine("none")
+        _round_positions(figure)
     with replacing(folder / f"{name}.png") as png:
         figure.savefig(png, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     write_text(folder / f"{name}.svg", _rounded_paths(svg.getvalue()))
+
+
+def _round_positions(figure: "Figure") -> None:
+    """Round where panels lie: the layout solver's last bits differ between processes, and clip ids hash them."""
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
+    for axes in figure.axes:
+        position = axes.get_position()
+        position.set_points(position.get_points().round(5))
+        axes.set_position(position)
 
 
 def _rounded_paths(svg: str) -> str:

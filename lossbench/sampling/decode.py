@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.sampling.llama_decode import LlamaDecoder, computes_plain_llama
-from lossbench.sampling.prompts import STOCK_SAMPLER, forward, read_prompts
+from lossbench.sampling.prompts import forward, read_prompts
 
 
 class Decoder(Protocol):
@@ -63,7 +63,7 @@ def unwrapped(model: nn.Module) -> Any:
     inner: Any = extract_model_from_parallel(model, keep_fp32_wrapper=True, keep_torch_compile=False)
     if hasattr(inner, "get_base_model"):
         if any(getattr(config, "is_prompt_learning", False) for config in inner.peft_config.values()):
-            raise UsageError(f"adapters with virtual prompt tokens need the stock sampler: use {STOCK_SAMPLER}")
+            raise UsageError("adapters with virtual prompt tokens are not supported: use LoRA or its kin")
         inner = inner.get_base_model()
     if getattr(inner.config, "is_encoder_decoder", False):
         raise UsageError(f"{type(inner).__name__} is an encoder-decoder: give a causal language model")

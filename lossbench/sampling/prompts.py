@@ -11,7 +11,7 @@ STOCK_SAMPLER = "--sampler generate with --set eval_samples=0, for evaluations a
 
 
 def prompt_positions(prompt_mask_UP: Tensor) -> Tensor:
-    """Position ids of left-padded prompts (U, P): 0 at each row's first prompt token, and 0 on the padding."""
+    """Position ids of left-padded rows (U, P): 0 at each row's first token, and 0 on the padding before it."""
     return (prompt_mask_UP.cumsum(-1) - 1).clamp_(min=0)
 
 

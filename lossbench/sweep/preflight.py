@@ -57,6 +57,11 @@ def _check_extras(settings: Settings) -> None:
         from lossbench.policies.adapters import refuse_bad_lora
 
         refuse_bad_lora(settings.lora)
+        if settings.lora.get("dropout") and settings.disable_dropout:
+            raise UsageError(
+                f"LoRA option dropout={settings.lora['dropout']} is switched off: leave it out, or "
+                "--set disable_dropout=false"
+            )
 
 
 def _check_mode(spec: RunSpec) -> None:

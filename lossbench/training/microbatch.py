@@ -34,17 +34,14 @@ def whole(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
     return [(rows, _cut(inputs, rows, 0, inputs["completion_ids"].shape[1]))]
 
 
-def by_length(inputs: Mapping[str, Any], cut_prompts: bool) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """(row numbers, tensors) of pieces of like length, each without the padding that all its rows share.
-
-    `cut_prompts` must be off for a model of absolute positions, which reads them off the padded prompt.
-    """
+def by_length(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """(row numbers, tensors) of pieces of like length, each without the padding that all its rows share."""
     lengths_B, prompts_B = inputs["completion_mask"].sum(-1), inputs["prompt_mask"].sum(-1)
     pieces = []
     for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
         rows = rows.to(lengths_B.device)
         width = max(int(lengths_B[rows].max()), 1)
-        padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max()) if cut_prompts else 0
+        padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max())
         pieces.append((rows, _cut(inputs, rows, padding, width)))
     return pieces
 

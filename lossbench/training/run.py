@@ -1,5 +1,6 @@
 """One run: a `RunSpec` in, the files of its folder out."""
 
+import dataclasses
 import os
 import shutil
 import time
@@ -7,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is used on purpose
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import torch
@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 from lossbench.errors import UsageError
 from lossbench.loss.modes import Mode
+from lossbench.loss.surrogates import SurrogateParams
 from lossbench.policies.chat import as_read_by
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import load_policy
@@ -37,7 +38,7 @@ from lossbench.training.params import surrogate_params
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
-from lossbench.training.run_spec import OnStep, RunSpec
+from lossbench.training.run_spec import OnStep, RunSpec, Settings
 from lossbench.training.trainer import ModeTrainer
 
 TENSORBOARD = "tensorboard"
@@ -171,6 +172,7 @@ def make_trainer(
         match_scale=settings.match_scale,
         recorder=recorder,
         sampler=settings.sampler,
+        disable_dropout=settings.disable_dropout,
     )
     reward.trainer = trainer
     return trainer
@@ -185,12 +187,9 @@ def _send_logs_to(run_dir: Path, loggers: list[str]) -> None:
         os.environ.setdefault("WANDB_PROJECT", PROJECT)
 
 
-_PASSED_ON = (
-    "num_generations", "gradient_accumulation_steps", "num_iterations",
-    "max_completion_length", "temperature", "top_p", "top_k", "mask_truncated_completions", "learning_rate",
-    "warmup_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm",
-    "beta", "epsilon_high", "delta", "gradient_checkpointing", "trust_remote_code",
-)  # fmt: skip
+_SURROGATE = {field.name for field in dataclasses.fields(SurrogateParams)}
+_PASSED_ON = {field.name for field in dataclasses.fields(GRPOConfig)} - _SURROGATE
+"""Settings of these names mean in TRL what they mean here; the surrogate's constants never reach TRL's loss."""
 
 
 def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
@@ -203,28 +202,28 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
     place = placement(settings.device, settings.dtype)
     # The scheduler called constant does not look at warm-up steps.
     warms_up = settings.lr_scheduler_type == "constant" and settings.warmup_steps > 0
-    return GRPOConfig(
-        output_dir=str(output_dir),
-        max_steps=settings.steps,
-        per_device_train_batch_size=settings.per_device_train_batch_size // spec.processes,
-        steps_per_generation=settings.micro_batches_per_generation,
-        lr_scheduler_type="constant_with_warmup" if warms_up else settings.lr_scheduler_type,
-        epsilon=settings.epsilon_low,
-        seed=spec.seed,
-        shuffle_dataset=False,
-        use_vllm=settings.sampler == "vllm",
-        use_cpu=place.device == "cpu",
-        bf16=place.device != "cpu" and place.compute == "bfloat16",
-        logging_steps=1,
-        disable_tqdm=True,
-        save_strategy="steps" if every else "no",
-        save_steps=every or 500,
-        save_total_limit=2,  # the last sealed one stays while the next is written
-        report_to=settings.report_to or "none",
-        run_name=spec.run_id,
-        project=PROJECT,
-        **{name: getattr(settings, name) for name in _PASSED_ON},
-    )
+    shared = {name: getattr(settings, name) for name in Settings.model_fields if name in _PASSED_ON}
+    own: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": settings.per_device_train_batch_size // spec.processes,
+        "steps_per_generation": settings.micro_batches_per_generation,
+        "lr_scheduler_type": "constant_with_warmup" if warms_up else settings.lr_scheduler_type,
+        "seed": spec.seed,
+        "shuffle_dataset": False,
+        "use_vllm": settings.sampler == "vllm",
+        "use_cpu": place.device == "cpu",
+        "bf16": place.device != "cpu" and place.compute == "bfloat16",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "save_strategy": "steps" if every else "no",
+        "save_steps": every or 500,
+        "save_total_limit": 2,  # the last sealed one stays while the next is written
+        "report_to": settings.report_to or "none",
+        "run_name": spec.run_id,
+        "project": PROJECT,
+    }
+    return GRPOConfig(**{**shared, **own})
 
 
 class _Checkpoints(TrainerCallback):

@@ -47,6 +47,8 @@ class Settings(BaseModel):
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, ge=0)  # 0: no clipping
     beta: float = Field(0.0, ge=0)  # weight of the KL term
+    disable_dropout: bool = True  # the model's and LoRA's; with dropout even the first pass is off-policy
+    router_aux_loss_coef: Literal[0] | None = None  # 0: a mixture of experts trains without its balancing loss
 
     epsilon_low: float = Field(0.2, ge=0)
     epsilon_high: float = Field(0.2, ge=0)

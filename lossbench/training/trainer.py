@@ -4,8 +4,14 @@ TRL keeps what it does well: data order, rewards, advantages, reference model, o
 replaces the loss and, for plain causal language models, the sampling.
 """
 
+import copy
+import inspect
+import os
 import time
+from statistics import fmean
 from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is used on purpose
 
 import torch
 from accelerate.utils import DistributedType, gather_object
@@ -16,24 +22,35 @@ from trl.models import unwrap_model_for_generation
 from lossbench.errors import UsageError
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
-from lossbench.loss.modes import Mode
+from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams, clipped_BT
 from lossbench.loss.window import Layout, Window
+from lossbench.sampling.decode import unwrapped
+from lossbench.sampling.prompts import prompt_positions
 from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.store.step_row import Rollout, StepStats
+from lossbench.training.dropout import switch_dropout_off
+from lossbench.training.grpo_config import check_args, check_balancing_loss, rollout_func, surrogate_params_of
 from lossbench.training.microbatch import by_length, loss_mask, row_facts, whole
-from lossbench.training.recorder import Recorder, Rollout, StepStats
+from lossbench.training.recorder import Recorder
+from lossbench.training.run_spec import Sampler
 
 
 class ModeTrainer(GRPOTrainer):
     """GRPO under one mode.
 
-    Args beyond TRL's: `mode`; `surrogate_params`; `horizon`, the constant H in tokens (default: the cap);
-    `match_scale`, which makes every mode's row weights add up to 1/H in each step; `recorder`, told of every step and
-    completion on the main process; `sampler`: "lossbench" (each row draws from its own stream of `seed`), "generate"
-    (transformers) or "vllm"; `cut_by_length`, whether a micro-batch is passed through the model in pieces of like
-    length, which changes nothing but speed.
+    Args beyond TRL's: `mode`, such as "dapo" or "grpo@prompt-mean/none"; `surrogate_params` (default: what `args` says
+    under TRL's names); `horizon`, the constant H in tokens (default: the cap); `match_scale`, which makes every mode's
+    row weights add up to 1/H in each step; `recorder`, told of every step and completion on the main process;
+    `sampler`: "lossbench" (each row draws from its own stream of `seed`), "generate" (transformers) or "vllm", by
+    default the one that the other arguments need, else "lossbench"; `cut_by_length`, whether a micro-batch is passed
+    through the model in pieces of like length, which changes nothing but speed; `disable_dropout`, on by default unlike
+    TRL's: with dropout the first pass after sampling is off-policy already; `correct_above`, the reward above which a
+    completion counts as correct in the metrics `length_correct` and `length_incorrect`, where no verdict is known.
 
-    Raises UsageError for TRL settings whose meaning under a mode is not defined.
+    A `rollout_func` is used as TRL uses it; its completions are cut at their first EOS.
+
+    Raises UsageError for TRL settings whose meaning under a mode is not defined, or that contradict it.
     """
 
     # What TRL's constructor sets, in the types that hold once it has run.
@@ -47,39 +64,47 @@ class ModeTrainer(GRPOTrainer):
     def __init__(
         self,
         *,
-        mode: Mode,
+        mode: Mode | str,
         args: GRPOConfig,
         surrogate_params: SurrogateParams | None = None,
         horizon: float | None = None,
         match_scale: bool = False,
         recorder: Recorder | None = None,
-        sampler: str = "lossbench",
+        sampler: Sampler | None = None,
         cut_by_length: bool = True,
+        disable_dropout: bool = True,
+        correct_above: float = 0.5,
         **trl: Any,
     ) -> None:
-        _refuse_undefined(args)
-        args.scale_rewards = mode.scale_rewards
+        self.mode = parse_mode(mode) if isinstance(mode, str) else mode
+        check_args(args, self.mode)
+        self.surrogate_params = surrogate_params_of(args, self.mode, surrogate_params)
+        args = copy.copy(args)
+        args.scale_rewards = self.mode.scale_rewards
         # Ranks pass their rows through the model in pieces, not all of them in as many: a broadcast at every pass would
         # wait for passes that do not come.
         args.ddp_broadcast_buffers = False
-        if sampler == "lossbench":
-            trl["rollout_func"] = lambda prompts, trainer: trainer._sample(prompts)
+        trl["rollout_func"] = rollout_func(args, sampler, trl)
         super().__init__(args=args, **trl)
+        check_balancing_loss(args, self.model)
+        if disable_dropout:
+            for model in filter(None, (self.model, self.ref_model)):
+                switch_dropout_off(model)
         if self.accelerator.distributed_type not in (
             DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU
         ):  # fmt: skip
             raise UsageError(f"{self.accelerator.distributed_type} is not supported: use one process or plain DDP")
         if self._is_vlm:
             raise UsageError("models with image inputs are not supported: use a text-only causal language model")
-        self.mode = mode
-        self.surrogate_params = surrogate_params or SurrogateParams()
         self.horizon = float(horizon or self.max_completion_length)
         self.match_scale = match_scale
         self.recorder = recorder
         self.cut_by_length = cut_by_length
-        self._aggregation = mode.aggregation
+        self.correct_above = correct_above
+        self._takes_positions = "position_ids" in inspect.signature(unwrapped(self.model).forward).parameters
+        self._aggregation = self.mode.aggregation
         self._level: Level = self.surrogate_params.importance_sampling_level
-        if mode.loss_type == "gspo" and self._level == "token":
+        if self.mode.loss_type == "gspo" and self._level == "token":
             self._level = "sequence"
         self._generation = 0
         self._layout: Layout | None = None
@@ -106,14 +131,32 @@ class ModeTrainer(GRPOTrainer):
             }
             for i, row in enumerate(inputs)
         ]
+        self._outcomes = []
         out = super()._generate_and_score_completions(inputs)
         device = self.accelerator.device
         # Groups of two generations that share a window must not be taken for one.
         base = self._generation * count * self.accelerator.num_processes
         out["group_ids"] = base + (first + torch.arange(count, device=device)) // self.num_generations
         out["row_ids"] = base + first + torch.arange(count, device=device)
-        self._record_generation(base, out["advantages"].tolist())
+        if self._outcomes:
+            self._record_generation(base, out["advantages"].tolist())
         return out
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> Tensor:
+        rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        lengths = gather_object([len(ids) for ids in completion_ids_list])
+        if self._outcomes:
+            verdicts = gather_object([outcome["correct"] for outcome in self._outcomes])
+        else:
+            totals_N = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
+            unknown_N = rewards_NF.isnan().all(dim=1)
+            pairs = zip(totals_N.tolist(), unknown_N.tolist(), strict=True)
+            verdicts = [None if unknown else total > self.correct_above for total, unknown in pairs]
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, verdict in (("length_correct", True), ("length_incorrect", False)):
+            if chosen := [length for length, found in zip(lengths, verdicts, strict=True) if found is verdict]:
+                metrics[name].append(fmean(chosen))
+        return rewards_NF
 
     def _sample(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's rollout hook: completions for `prompts`, one each, from each row's own stream of random numbers."""
@@ -143,7 +186,7 @@ class ModeTrainer(GRPOTrainer):
         self._outcomes = outcomes
 
     def _record_generation(self, first_row: int, advantages: list[float]) -> None:
-        if self.recorder is None:
+        if self.recorder is None or not self.model.training:
             return
         keys = ("generation", "prompt_id", "group", "sample")
         rows = [
@@ -252,9 +295,17 @@ class ModeTrainer(GRPOTrainer):
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)
 
     def _pieces(self, inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        if not self.cut_by_length:
-            return whole(inputs)
-        return by_length(inputs, getattr(self.model.config.get_text_config(), "rope_parameters", None) is not None)
+        return by_length(inputs) if self.cut_by_length else whole(inputs)
+
+    def _get_per_token_logps_and_entropies(self, model, *args: Any, **kwargs: Any):
+        """TRL's, with position ids: left to the model, learned ones would count the padding on the left."""
+
+        def positioned(**inputs: Any) -> Any:
+            if self._takes_positions:
+                inputs["position_ids"] = prompt_positions(inputs["attention_mask"])
+            return model(**inputs)
+
+        return super()._get_per_token_logps_and_entropies(positioned, *args, **kwargs)
 
     def _piece_loss(self, model, piece: dict[str, Tensor], terms_B: Tensor) -> Tensor:
         ids_BT = torch.cat([piece["prompt_ids"], piece["completion_ids"]], dim=1)
@@ -290,21 +341,3 @@ class ModeTrainer(GRPOTrainer):
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-_UNDEFINED: dict[str, tuple[Any, str]] = {
-    "entropy_coef": (0.0, "an entropy bonus"),
-    "top_entropy_quantile": (1.0, "an entropy mask"),
-    "off_policy_mask_threshold": (None, "an off-policy sequence mask"),
-    "use_liger_kernel": (False, "a fused kernel with losses of its own"),
-    "multi_objective_aggregation": ("sum_then_normalize", "another advantage estimator"),
-}
-
-
-def _refuse_undefined(args: GRPOConfig) -> None:
-    """A setting that changes the loss in a way no mode states would make the mode's name a lie."""
-    for name, (neutral, what) in _UNDEFINED.items():
-        if getattr(args, name, neutral) != neutral:
-            raise UsageError(
-                f"{name}={getattr(args, name)} puts {what} into the loss, which no mode states; use {neutral}"
-            )

@@ -75,7 +75,7 @@ def reward(prompts: list[str], **_: Any) -> list[float]:
     return [ROLLOUTS[prompt][sample][1] for prompt, sample in _samples(prompts)]
 
 
-class _Gradients(TrainerCallback):
+class Gradients(TrainerCallback):
     """Keeps the gradients of each optimizer step, as they are before clipping."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def train(
     args = settings(root, **changes)
     model = AutoModelForCausalLM.from_pretrained(model_folder(root, family))
     model = model.double() if double else model
-    watcher = _Gradients()
+    watcher = Gradients()
     common: dict[str, Any] = {
         "model": model, "args": args, "reward_funcs": reward, "processing_class": make_tokenizer(),
         "train_dataset": Dataset.from_dict({"prompt": list(prompts)}), "callbacks": [watcher],

@@ -118,12 +118,13 @@ def test_trl_divides_by_an_average_window_where_a_generation_feeds_several_steps
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_prompts_of_several_lengths(root: str, family: str) -> None:
-    # a model of absolute positions sees the padding on the left, so cutting it would move its log-probabilities
+    # TRL gives no position ids: a model of learned positions counts the padding on the left there, here it does not
     shared = {"family": family, "prompts": UNEVEN_PROMPTS, "num_iterations": 2, "max_steps": 2, "disable_dropout": True}
     theirs = train(root, loss_type="grpo", **shared)
     ours = train(root, mode="grpo", **shared)
     for our_gradient, their_gradient in zip(ours.gradients, theirs.gradients, strict=True):
-        assert relative(our_gradient, their_gradient) < 1e-5
+        difference = relative(our_gradient, their_gradient)
+        assert difference < 1e-5 if family == "llama" else difference > 1e-2
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])

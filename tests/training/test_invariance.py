@@ -1,12 +1,9 @@
 """One optimizer step has one gradient, however the window is cut, ordered, padded and dealt out to ranks."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from support.trainer import Trained, relative, train
+from support.two_ranks import gradients_of_two_ranks
 
 from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.surrogates import SURROGATES
@@ -148,13 +145,12 @@ def test_matched_scale_keeps_the_direction_and_has_one_normaliser(root: str, who
     assert relative(whole["grpo@token-mean"].gradients[0], whole["grpo@seq-mean-token-sum"].gradients[0]) > 0.5
 
 
-@pytest.mark.slow
-def test_two_ranks(root: str, whole: dict[str, Trained], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("modes", "rows"),
+    [(MODES[:1], (4,)), pytest.param(MODES, (4, 8), marks=pytest.mark.slow)],
+    ids=["one-mode", "every-mode"],
+)
+def test_two_ranks(root: str, whole: dict[str, Trained], modes: list[str], rows: tuple[int, ...]) -> None:
     # a real pair of processes: each holds half of the rows, DDP averages their gradients
-    script = Path(__file__).parents[1] / "support" / "two_ranks.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29571", str(script)]
-    subprocess.run([*command, root, str(tmp_path), *MODES], check=True, timeout=500)
-    for mode in MODES:
-        for rows in (4, 8):
-            gradient = torch.load(tmp_path / f"{MODES.index(mode)}-{rows}.pt")
-            assert relative(gradient, whole[mode].gradients[0]) < 1e-5, (mode, rows)
+    for (mode, size), gradient in gradients_of_two_ranks(root, modes, rows).items():
+        assert relative(gradient, whole[mode].gradients[0]) < 1e-5, (mode, size)
