@@ -30,8 +30,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` as UTF-8 to `path`, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
 
 
 def as_arrow(table: str, rows: Any) -> pa.Table:
@@ -109,8 +114,7 @@ class PartWriter:
 
     def append(self, table: str, step: int, rows: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]) -> None:
         """Write the rows of one step; writing a step again replaces it."""
-        mine = f"-rank{self.rank}" if self.rank else ""
-        write_table(self.parts / f"{table}-{step:07d}{mine}.parquet", table, rows)
+        write_table(part_path(self.run_dir, table, step, self.rank), table, rows)
 
     def keep_up_to(self, step: int) -> None:
         """Drop this rank's parts of later steps, which a run that continues from `step` writes again, and whole tables.
@@ -149,6 +153,11 @@ class PartWriter:
                 path.unlink()
         with suppress(OSError):  # files that are not lossbench's own stay
             self.parts.rmdir()
+
+
+def part_path(run_dir: Path, table: str, step: int, rank: int = 0) -> Path:
+    """The part file of one step and process of the run."""
+    return run_dir / PARTS / f"{table}-{step:07d}{f'-rank{rank}' if rank else ''}.parquet"
 
 
 def part_files(run_dir: Path) -> dict[str, list[Path]]:

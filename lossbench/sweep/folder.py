@@ -17,6 +17,7 @@ from lossbench.training.hashed_fields import hash_of, hashed_fields
 from lossbench.training.run_spec import RunSpec
 
 SWEEP_VERSION = 1
+JOB_FILE = "job.json"  # in a run's folder: the job of a cluster that may work on it now
 
 
 def default_folder(recipe: Recipe, processes: int = 1, root: Path = Path("results")) -> Path:
@@ -99,6 +100,17 @@ def check_run_folders(folder: Path, runs: Sequence[RunSpec]) -> None:
     for spec in runs:
         refuse_links(folder, *(f"runs/{spec.run_id}/{name}" for name in (PARTS, CHECKPOINTS, "log.txt", "tensorboard")))
         newest_checkpoint(run_dir(folder, spec.run_id), spec)
+
+
+def check_jobs(folder: Path, runs: Sequence[RunSpec], executor: str) -> None:
+    """Refuse runs on which jobs of another executor may be at work. Raises UsageError."""
+    for spec in runs:
+        path = run_dir(folder, spec.run_id) / JOB_FILE
+        if path.exists() and (theirs := read_json(path))["executor"] != executor:
+            raise UsageError(
+                f"run {spec.run_id} was handed to {theirs['executor']} as job {theirs['job']}: go on with "
+                f"--executor {theirs['executor']}, or end that job and remove '{path}'"
+            )
 
 
 def write_plan(

@@ -11,7 +11,7 @@ import pandas as pd
 
 import lossbench
 from lossbench.store.write import write_json
-from lossbench.sweep.executors.base import Ended, Progress
+from lossbench.sweep.executors.base import Ended, Executor, Progress
 from lossbench.sweep.folder import run_dir, run_state, write_plan
 from lossbench.sweep.plan import plan
 from lossbench.sweep.recipe import Recipe, make_recipe
@@ -38,7 +38,7 @@ def quick_run(**changes: Any) -> RunSpec:
     return plan(quick_recipe(**changes))[0]
 
 
-class Pretend:
+class Pretend(Executor):
     """An executor whose runs end at once, as `ends` says of each: None for completed, else the reason of a failure."""
 
     def __init__(self, slots: int = 2, ends: Callable[[RunSpec], str | None] = lambda spec: None) -> None:

@@ -29,6 +29,7 @@ def work(
     log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    pipe.send((0, None, None))  # it has begun
     import torch
 
     from lossbench.training.distributed import execute_run
