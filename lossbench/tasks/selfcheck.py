@@ -42,7 +42,7 @@ class SelfCheck:
         digits = _LEADING_DIGITS.match(completion)
         return digits is not None and digits.group() == answer
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
         """1.0 for a right answer that ended before the cap, else 0.0."""
         return correct_and_terminated(correct, terminated)
 
