@@ -132,8 +132,8 @@ def test_a_sweep_from_python_trains_both_modes(your_own):
     ]  # fmt: skip
 
 
-def test_a_script_that_is_watched_is_a_run(your_own):
-    assert "completed" in your_own["runs watched"]
+def test_a_script_that_is_watched_can_be_diagnosed(your_own):
+    assert "dapo" in your_own["diagnose watched"]
 
 
 def test_a_loss_function_is_identified(your_own):

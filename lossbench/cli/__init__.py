@@ -24,6 +24,7 @@ COMMANDS = (
     "reproduce",
     "probe",
     "compare",
+    "diagnose",
     "identify",
     "modes",
     "weights",

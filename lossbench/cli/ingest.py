@@ -11,7 +11,7 @@ from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, pri
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from lossbench.ingest.sink import CountTokens
+    from lossbench.ingest.fields import CountTokens
 
 _COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
 
@@ -51,8 +51,8 @@ def ingest(
     Example: lossbench ingest runs/a --mode grpo --seed 0 --tokenizer Qwen/Qwen2.5-0.5B --out results/mine
     """
     from lossbench.ingest.base import Request
-    from lossbench.ingest.folder import ingest as read_log
-    from lossbench.ingest.sink import Reading
+    from lossbench.ingest.fields import Reading
+    from lossbench.ingest.sweep_folder import ingest as read_log
 
     request = Request(o.mapping(columns or []), mode, seed, num_generations)
     count_tokens = _token_counter(tokenizer) if tokenizer else None

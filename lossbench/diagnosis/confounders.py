@@ -17,7 +17,7 @@ _LEAST_ROWS = 50
 class Run:
     """What the checks read: the run's `steps` table in order of steps, its right completions, and its settings.
 
-    `right` holds `length_tokens` and `reward` of late completions that the verifier accepted, or is None where no
+    `right` holds `length_tokens` and `reward` of late completions that ended and were right, or is None where no
     completions are known. `max_grad_norm` is None where it is unknown or off.
     """
 

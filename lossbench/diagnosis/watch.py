@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.watch_folder import WatchFolder
-from lossbench.diagnosis.watch_metrics import Rollout, group_numbers, length_metrics
+from lossbench.diagnosis.watch_metrics import group_numbers, length_metrics
 from lossbench.errors import UsageError
 from lossbench.loss.modes import PRESETS, Mode, make_mode, parse_mode
-from lossbench.store.step_row import sampling_row
+from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks.judging import plain_text
 
 _log = logging.getLogger(__name__)
@@ -183,15 +182,16 @@ class Watcher:
         if not rows:
             return
         figures = sampling_row(rows)
+        metrics = length_metrics(rows, figures, self.mode, self.options.num_generations)
         if not generation.evaluation:
-            self.series.append({"step": generation.step, **figures})
+            self.series.append({"step": generation.step, **figures, **metrics})
         if self.save is not None:
             self._write(generation, rows, figures)
         if log_metric is None:
             self._tell_once("this TRL hands reward functions no log_metric: nothing reaches its loggers")
             return
-        for name, value in length_metrics(rows, figures, self.mode, self.options.num_generations).items():
-            log_metric(name, value)
+        for name, value in metrics.items():
+            log_metric(f"lossbench/{name}", value)
 
     def _write(self, generation: Generation, rows: list[Rollout], figures: Mapping[str, Any]) -> None:
         """Append to the folder; the step that first uses the rows is the next one."""
@@ -249,10 +249,13 @@ class Watcher:
             _log.warning("lossbench.watch: %s", sentence)
 
     def _at_exit(self) -> None:
+        from lossbench.diagnosis.diagnose import from_series
+
         if self.folder is not None:
             self.folder.close()
         if self.series and _rank() == 0:
-            print(f"lossbench: {what_happened(self.series)[0]}")
+            found = from_series(self.series, self.mode.name if self.mode else "this loss")
+            print(" ".join(["lossbench:", found.headline, found.advice, *([found.paste] if found.paste else [])]))
 
 
 def _rank() -> int:

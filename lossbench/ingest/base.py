@@ -1,8 +1,8 @@
-"""What every reader of another trainer's log shares: its request, its result, and the count of what was damaged.
+"""Request, result and damage count shared by the readers of other trainers' logs.
 
-A reader turns files into `IngestedRun`s: blocks of completions under the names in `ROW_FIELDS`, and rows of step
-metrics under the schema's names. A new format is one file with a `Format`, and one row in
-`lossbench/store/ingest/__init__.py`.
+A format turns the files of one source into `IngestedRun`s: completions go into the staging tables under the names in
+`ROW_FIELDS`, step metrics into `logs` under the schema's names. A new format is one file with a `Format`, and one row
+in `lossbench/ingest/__init__.py`.
 """
 
 import re
@@ -11,23 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from lossbench.errors import UsageError, one_line, unknown
+from lossbench.ingest.fields import ROW_FIELDS, Damage, number, whole
+from lossbench.ingest.staging import Staging
 from lossbench.store.schema import TABLES
-
-ROW_FIELDS: dict[str, str] = {
-    "step": "optimizer step that used the completion",
-    "prompt": "prompt text",
-    "completion": "completion text",
-    "reward": "reward given to the trainer",
-    "correct": "whether the answer is right (true/false, or a number that counts as right above 0.5)",
-    "advantage": "advantage given to the completion",
-    "length": "length in tokens",
-    "terminated": "whether an EOS was produced",
-    "group": "name of the group of samples of one prompt, drawn together",
-}
-"""Fields of a completion, as `--map field=column` names them."""
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
@@ -37,46 +24,12 @@ _COUNTS = ("generation", "tokens")  # whole numbers in the schema
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
 
-_EXAMPLES = 5  # of damage that are named
-_LARGEST = 2**53  # up to which a float holds every whole number
-
-
-@dataclass
-class Damage:
-    """Counts the lines and files that could not be read, and remembers where the first few were.
-
-    What a part (a run's, a file's) counts, the whole that it is a part of counts too.
-    """
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-    whole: "Damage | None" = None
-
-    def add(self, place: str, reason: str) -> None:
-        """Count one damaged line or file."""
-        self._take(1, [f"{place}: {one_line(reason)}"])
-        if self.whole is not None:
-            self.whole.add(place, reason)
-
-    def part(self) -> "Damage":
-        """A count of its own within this one."""
-        return Damage(whole=self)
-
-    def share(self, other: "Damage") -> None:
-        """Count here what `other` counted, and not in the whole again: a file's damage is that of each of its runs."""
-        self._take(other.count, other.examples)
-
-    def _take(self, count: int, examples: list[str]) -> None:
-        self.count += count
-        self.examples += examples[: max(0, _EXAMPLES - len(self.examples))]
-
 
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: our field -> the log's column.
+    """What the caller said about the log. `columns` is `--map`: field -> the log's column.
 
-    `scratch` is a folder for what has to wait on disk (None: the system's). `used` collects those fields of `columns`
-    that the log had a column for.
+    `used` collects those fields of `columns` that the log had a column for.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +38,7 @@ class Request:
     num_generations: int | None = None
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
-    scratch: Path | None = None
+    tables: Staging | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
@@ -93,6 +46,13 @@ class Request:
         for name in self.columns:
             if name not in valid:
                 raise UsageError(unknown("field in --map", name, valid))
+
+    @property
+    def staging(self) -> Staging:
+        """The tables that completions are put into."""
+        if self.tables is None:
+            raise ValueError("a log is read with no staging tables")
+        return self.tables
 
     def part(self) -> "Request":
         """The same request with a count of damage of its own: for one run."""
@@ -103,31 +63,31 @@ class Request:
 
         Raises UsageError where a mapped column does not exist.
         """
+        return next(iter(self.every_column(name, usual, available, place)), None)
+
+    def every_column(self, name: str, usual: Iterable[str], available: Iterable[str], place: str) -> list[str]:
+        """The columns that may hold field `name`, best first: the mapped one alone, else the usual ones that exist."""
         present = list(available)
         asked = self.columns.get(name)
-        if asked is not None:
-            if asked not in present:
-                has = one_line(", ".join(present), 500)
-                raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
-            self.used.add(name)
-            return asked
-        return next((column for column in usual if column in present), None)
-
-
-Block = tuple[str, pa.Table]
-"""("rollouts" or "evals", a table whose columns are some of `ROW_FIELDS`)."""
+        if asked is None:
+            return [column for column in usual if column in present]
+        if asked not in present:
+            has = one_line(", ".join(present), 500)
+            raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
+        self.used.add(name)
+        return [asked]
 
 
 @dataclass
 class IngestedRun:
-    """One run found in a log. `blocks` is read once, in order; `logs` are step rows under the schema's names.
+    """One run found in a log: `logs` are step rows under the schema's names, `keys` name its staged completions.
 
     `logged_rewards`: by step, the mean reward that the trainer logged for the completions sampled for it.
     """
 
     source: Path
     name: str
-    blocks: Iterator[Block] = field(default_factory=lambda: iter(()))
+    keys: list[str] = field(default_factory=list)
     logs: list[dict[str, Any]] = field(default_factory=list)
     mode: str | None = None
     seed: int | None = None
@@ -142,24 +102,14 @@ class IngestedRun:
 class Format:
     """A registry row.
 
-    `found` names what makes a path look like one run of this format, or returns None; it reads a few lines at most.
-    `read` yields the run at a path, or those in its subfolders.
+    `found` names what makes a path look like a source of this format, or returns None; it reads a few lines at most.
+    `read` yields the runs of one source. `any_table`: a path that another format recognises is not of this one.
     """
 
     summary: str
     found: Callable[[Path], str | None]
     read: Callable[[Path, Request], Iterator[IngestedRun]]
-
-
-def run_folders(path: Path, found: Callable[[Path], str | None]) -> list[Path]:
-    """`path` itself where it is a run, else its immediate subfolders that are, by name."""
-    if found(path):
-        return [path]
-    if not path.is_dir():
-        return []
-    # A checkpoint belongs to the run above it, whichever trainer wrote that.
-    folders = [f for f in path.iterdir() if f.is_dir() and not f.name.startswith("checkpoint-")]
-    return sorted(folder for folder in folders if found(folder))
+    any_table: bool = False
 
 
 def mode_and_seed(name: str) -> tuple[str, int] | None:
@@ -172,49 +122,16 @@ def mode_and_seed(name: str) -> tuple[str, int] | None:
     return (match["mode"], int(match["seed"])) if match else None
 
 
-def number(value: Any) -> float | None:
-    """`value` as a float, None where it is null, NaN, or no number."""
-    if value is None:
-        return None
-    try:
-        result = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return None if result != result else result
-
-
-def whole(value: Any) -> int | None:
-    """`value` as a whole number, a fraction cut off; None where it is no number, or too large to be a count.
-
-    >>> whole("7"), whole(7.5), whole("inf"), whole(None)
-    (7, 7, None, None)
-    """
-    known = number(value)
-    return None if known is None or abs(known) > _LARGEST else int(known)
-
-
-def wholes(values: Iterable[Any]) -> list[int | None]:
-    """`whole` of each value, worked out once for values that are equal: a log names its step in every row."""
-    known: dict[Any, int | None] = {}
-    try:
-        return [known[value] if value in known else known.setdefault(value, whole(value)) for value in values]
-    except TypeError:  # a list is no key
-        return [whole(value) for value in values]
+def named_run(source: Path, request: Request) -> IngestedRun:
+    """A run that is called as its file or folder is, with the mode and seed of that name."""
+    name = source.stem if source.is_file() else source.name
+    mode, seed = mode_and_seed(name) or (None, None)
+    return IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
 
 
 def metric(name: str, value: Any) -> float | None:
     """A value of column `name` of `steps`, None where there is none."""
     return whole(value) if name in _COUNTS else number(value)
-
-
-def listed(steps: Iterable[int]) -> str:
-    """Steps in a note: the first few of them, and how many more there are.
-
-    >>> listed([30, 10, 20]), listed(range(9))
-    ('10, 20, 30', '0, 1, 2, 3, 4 and 4 more')
-    """
-    ordered = sorted(steps)
-    return ", ".join(map(str, ordered[:5])) + (f" and {len(ordered) - 5} more" if len(ordered) > 5 else "")
 
 
 def renamed_log(

@@ -1,4 +1,4 @@
-"""Where an ingest works until its runs are whole."""
+"""Scratch folder of an ingest: half-written runs stay in it until all are whole."""
 
 import shutil
 from collections.abc import Iterable, Iterator

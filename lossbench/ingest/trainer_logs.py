@@ -1,15 +1,15 @@
 """What the logs of TRL's and ms-swift's trainers have in common: metric names, rewards, repeated tables."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lossbench.ingest.base import Damage, Request, number, wholes
-from lossbench.ingest.jsonl import UNREADABLE
+from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.fields import number, whole
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("reward",),
@@ -119,16 +119,6 @@ def _numeric(values: Sequence[Any]) -> bool:
     return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
 
 
-def json_object(file: Path, damage: Damage) -> dict[str, Any]:
-    """The object in a JSON file; {} where it holds another value, or, counted as damage, is not JSON."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        damage.add(str(file), f"not valid JSON ({error})")
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def completion_fields(
     columns: Mapping[str, Sequence[Any]], rewards: "Rewards", advantage: Sequence[str], request: Request, place: str
 ) -> dict[str, Sequence[Any]]:
@@ -144,6 +134,21 @@ def completion_fields(
         if column:
             fields[name] = columns[column]
     return fields
+
+
+def stage_columns(
+    fields: Mapping[str, Sequence[Any]], lines: Sequence[int], file: Path, run: IngestedRun, request: Request
+) -> None:
+    """Stage columns under our names; `lines` are the rows' numbers in the file. A row without a step is damage."""
+    steps = fields["step"]
+    good = [whole(step) is not None for step in steps]
+    for i, known in enumerate(good):
+        if not known:
+            request.damage.add(f"{file}, line {lines[i]}", f"step {steps[i]!r} is no number")
+    if not all(good):
+        fields = {name: list(compress(values, good)) for name, values in fields.items()}
+        lines = list(compress(lines, good))
+    request.staging.add(fields, lines, run.keys[0], file)
 
 
 def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
@@ -217,7 +222,7 @@ class TrainingTables:
 
     def new_rows(self, columns: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]] | None:
         """The columns (step and completion among them) without the rows known already; None where no row is new."""
-        steps = {step for step in wholes(columns["step"]) if step is not None}
+        steps = {step for step in map(whole, set(map(str, columns["step"]))) if step is not None}
         compared = [columns[name] for name in ("prompt", "completion") if name in columns]
         known, rows = self._repeated.known_rows(*compared), len(columns["completion"])
         if known == 0 and rows:

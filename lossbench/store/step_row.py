@@ -39,6 +39,23 @@ SAMPLED: dict[str, Mean] = {
 
 
 @dataclass(frozen=True)
+class Rollout:
+    """One sampled completion, in columns of the `rollouts` table."""
+
+    generation: int
+    prompt_id: int
+    group: int
+    sample: int
+    length_tokens: int
+    terminated: bool | None
+    reward: float | None
+    correct: bool | None
+    advantage: float | None
+    prompt: str | None
+    completion: str | None
+
+
+@dataclass(frozen=True)
 class StepStats:
     """Sums over one optimizer step, over all micro-batches and ranks."""
 

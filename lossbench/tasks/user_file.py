@@ -1,16 +1,13 @@
 """A user's own task: one Python file given by path, `mytask.py:Task`."""
 
-import importlib.util
-import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt, Task, WrappedTask
 from lossbench.tasks.judging import checked_verdict
 from lossbench.tasks.verifiers import Verifier
+from lossbench.user_code import attribute_of
 
 _NEEDED = ("name", "train_prompts", "eval_prompts", "shortest_answer_tokens", "verify", "reward")
 
@@ -45,17 +42,7 @@ def task_from_file(reference: str, params: Mapping[str, Any]) -> Task:
 
     Raises UsageError where the file or the name is missing, its code fails, or what it makes is not a task.
     """
-    path_text, _, attribute = reference.partition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        raise UsageError(f"task {reference}: no such file '{path}'")
-    if not attribute:
-        raise UsageError(f"task {reference}: say which class or function of the file, as {path}:Task")
-    module = _run_file(path, reference)
-    if not hasattr(module, attribute):
-        public = [name for name, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
-        raise UsageError(unknown(f"name in {path}", attribute, public))
-    factory = getattr(module, attribute)
+    factory = attribute_of(reference, "task")
     try:
         task = factory(**params)
     except UsageError:
@@ -64,20 +51,6 @@ def task_from_file(reference: str, params: Mapping[str, Any]) -> Task:
         raise UsageError(f"task {reference}: {type(error).__name__}: {error}") from error
     _check_task(task, reference)
     return UserTask(task, reference)
-
-
-def _run_file(path: Path, reference: str) -> Any:
-    name = f"lossbench_user_task_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"task {reference}: '{path}' cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up by name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code: its failure is the user's to read, in one line
-        raise UsageError(f"task {reference}: running the file raised {type(error).__name__}: {error}") from error
-    return module
 
 
 def _check_task(task: Any, reference: str) -> None:

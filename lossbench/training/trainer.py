@@ -28,11 +28,11 @@ from lossbench.loss.window import Layout, Window
 from lossbench.sampling.decode import unwrapped
 from lossbench.sampling.prompts import prompt_positions
 from lossbench.sampling.rollouts import row_uniforms, sample
-from lossbench.store.step_row import StepStats
+from lossbench.store.step_row import Rollout, StepStats
 from lossbench.training.dropout import switch_dropout_off
 from lossbench.training.grpo_config import check_args, check_balancing_loss, rollout_func, surrogate_params_of
 from lossbench.training.microbatch import by_length, loss_mask, row_facts, whole
-from lossbench.training.recorder import Recorder, Rollout
+from lossbench.training.recorder import Recorder
 from lossbench.training.run_spec import Sampler
 
 

@@ -76,6 +76,20 @@ def test_a_difference_on_the_other_side_is_contradicted():
     assert judge(CLAIMS["C2"], metrics).status == "contradicted"
 
 
+def test_an_interval_that_holds_zero_contradicts_nothing():
+    metrics = metrics_of({"grpo": spread(19.9), "dr_grpo": spread(20, seed=1)}, "late_length_incorrect")
+    verdict = judge(CLAIMS["C2"], metrics)
+    assert verdict.effect.estimate < 0 < verdict.effect.high and verdict.status == "inconclusive"
+
+
+def test_only_primary_claims_share_the_level():
+    # C2 is primary, C7 is not: the family has one member, so nothing is adjusted.
+    claims = [CLAIMS["C2"], CLAIMS["C7"]]
+    values = {"grpo": spread(40), "dr_grpo": spread(20, seed=1), "dapo": spread(20, seed=2)}
+    verdict, other = judge_all(claims, metrics_of(values, "late_length_incorrect"))
+    assert verdict.p_holm == verdict.p == 1 / 256 and np.isnan(other.p_holm)
+
+
 def test_noise_is_inconclusive_with_what_would_settle_it():
     metrics = metrics_of({"grpo": spread(20, size=5), "dr_grpo": spread(20, size=5, seed=1)}, "late_length_incorrect")
     verdict = judge(CLAIMS["C2"], metrics)
@@ -123,6 +137,15 @@ def test_ratio_equivalence(first, size, status):
     values = {"grpo": spread(first, size=size), "dr_grpo": spread(20, size=size, seed=1)}
     verdict = judge(CLAIMS["C3"], metrics_of(values, "late_length_correct"))
     assert verdict.status == status and verdict.unit == "ratio" and verdict.effect.confidence == pytest.approx(0.9)
+
+
+def test_ratio_margins_are_on_the_log_scale():
+    # Log ratios with mean .0675 and 90 % interval [-.073, .208], inside ± log 1.25 = .223; on the ratios themselves
+    # the test against .8 and 1.25 would give p = .056.
+    logs = [0.1, 0.18, 0.02, -0.15, -0.03, -0.18, 0.12, 0.48]
+    metrics = metrics_of({"grpo": [10 * np.exp(x) for x in logs], "dr_grpo": [10.0] * 8}, "late_length_correct")
+    verdict = judge(replace(CLAIMS["C3"], margin=1.25), metrics)
+    assert verdict.status == "supported" and verdict.p == pytest.approx(0.0368, abs=1e-4)
 
 
 def test_the_length_term_dominates_the_std_term():
@@ -220,6 +243,7 @@ def test_the_claim_on_the_probe():
     assert judge_dose(claim, dose([110, 63, 0, -75])).status == "supported"
     assert judge_dose(claim, dose([110, 63, 0, -75], p_falling=0.2)).status == "inconclusive"
     assert judge_dose(claim, dose([63, 110, 0, -75])).status == "inconclusive"
+    assert judge_dose(claim, dose([110, 63, 63, -75])).status == "inconclusive"  # a step that is flat does not fall
     # At α = 1 the weights are the baseline's, so the drift there is 0 by definition and decides nothing.
     assert judge_dose(claim, dose([110, 63, 5, -75], at_one=(4, 6))).status == "supported"
     assert "zero at" not in claim.sentence

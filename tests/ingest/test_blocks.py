@@ -11,7 +11,7 @@ from lossbench.store.read import load
 
 @pytest.mark.parametrize("bytes_at_once", [1, 1 << 20])
 def test_columns_that_begin_late_count_row_by_row(bytes_at_once, tmp_path, monkeypatch):
-    monkeypatch.setattr("lossbench.ingest.table_completions.BATCH_BYTES", bytes_at_once)
+    monkeypatch.setattr("lossbench.ingest.reading.BLOCK_BYTES", bytes_at_once)
     rows = [
         {"step": 1, "prompt": "p", "response": "a"},
         {"step": 1, "prompt": "q", "response": "b"},
@@ -44,8 +44,8 @@ def test_what_is_read_does_not_depend_on_where_blocks_end(number, tmp_path, monk
     rows = [random_row(draw, [*axes, "step", "completion", *some]) for _ in range(draw.randint(1, 250))]
     path = written(tmp_path / "grpo-s0.jsonl", lines(*rows[:100]) + "torn\n" + lines(*rows[100:]))
     whole = read(path, tmp_path / "whole", kind="csv", mode=None, seed=None)
-    monkeypatch.setattr("lossbench.ingest.table_completions.BATCH_BYTES", 3000)
-    monkeypatch.setattr("lossbench.ingest.table_completions._JOINED_ROWS", 7)
+    monkeypatch.setattr("lossbench.ingest.reading.BLOCK_BYTES", 3000)
+    monkeypatch.setattr("lossbench.ingest.staging.ROWS_AT_ONCE", 7)
     pieces = read(path, tmp_path / "pieces", kind="csv", mode=None, seed=None)
     assert pieces.damage.count == whole.damage.count and pieces.runs.keys() == whole.runs.keys()
     for table in ("rollouts", "steps"):

@@ -6,7 +6,6 @@ import pytest
 from support.logs import completion, lines, read, refusal, verl_lines, verl_log, written
 
 from lossbench.errors import UsageError
-from lossbench.ingest.folder import detect
 from lossbench.store.read import load
 
 
@@ -47,7 +46,7 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(tmp_path):
             read(path, out, **options)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "out").exists(), message
-    assert detect(verl_folder) == "verl"
+    assert read(verl_folder, tmp_path / "sound").format == "verl"
 
 
 def test_what_a_killed_call_left_is_in_nobodys_way(tmp_path):

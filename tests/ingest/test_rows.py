@@ -78,7 +78,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
     def no_room(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lossbench.ingest.folder.ingest", no_room)
+    monkeypatch.setattr("lossbench.ingest.sweep_folder.ingest", no_room)
     result = CliRunner().invoke(app, ["ingest", str(written(tmp_path / "l.jsonl", lines(completion())))])
     assert isinstance(result.exception, UsageError) and "No space left on device" in str(result.exception)
 

@@ -7,9 +7,9 @@ import pytest
 from support.logs import lines, notes, read, refusal, words, written
 
 from lossbench.ingest.base import Request
-from lossbench.ingest.folder import detect, ingest
+from lossbench.ingest.fields import Reading
 from lossbench.ingest.formats.swift import mode_of_args
-from lossbench.ingest.sink import Reading
+from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load
 
 
@@ -42,7 +42,7 @@ def swift_folder(tmp_path):
 
 def test_swift_names_its_own_mode_and_seed(swift_folder, tmp_path):
     result = ingest(swift_folder.parent, tmp_path / "out", "auto", Request(), Reading(words))
-    assert result.format == detect(swift_folder) == "swift"
+    assert result.format == "swift"
     sweep = load(tmp_path / "out")
     run = sweep.runs.iloc[0]
     # ms-swift's dr_grpo is the divisor alone: with its std the stored name is the triple.

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 from support.logs import lines, notes, read, refusal, written
 
-from lossbench.ingest import table_rows
+from lossbench.ingest import reading
 from lossbench.ingest.base import Request
-from lossbench.ingest.folder import ingest
-from lossbench.ingest.jsonl import records
-from lossbench.ingest.sink import Reading
+from lossbench.ingest.fields import Reading
+from lossbench.ingest.reading import _line_blocks
+from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load
 
 
@@ -177,7 +177,8 @@ def test_completions_are_read_in_pieces_and_are_the_same(suffix, tmp_path, monke
     path = tmp_path / f"all.{suffix}"
     pd.DataFrame(rows).to_csv(path, index=False) if suffix == "csv" else path.write_text(lines(*rows))
     read(path, tmp_path / "whole", kind="csv", mode=None, seed=None)
-    monkeypatch.setattr("lossbench.ingest.table_completions.BATCH_BYTES", 500)
+    monkeypatch.setattr("lossbench.ingest.reading.BLOCK_BYTES", 500)
+    monkeypatch.setattr("lossbench.ingest.staging.ROWS_AT_ONCE", 3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     read(path, tmp_path / "pieces", kind="csv", mode=None, seed=None)
@@ -199,10 +200,10 @@ def test_completions_of_several_runs_are_read_once(tmp_path, monkeypatch):
     rows[299]["step"] = None
     path = written(tmp_path / "all.jsonl", lines(*rows[:100]) + "torn\n" + lines(*rows[100:]))
     opened: list[int] = []
-    monkeypatch.setattr(table_rows, "records", lambda *args: opened.append(1) or records(*args))
-    monkeypatch.setattr("lossbench.ingest.table_completions.BATCH_BYTES", 5000)
+    monkeypatch.setattr(reading, "_line_blocks", lambda *args: opened.append(1) or _line_blocks(*args))
+    monkeypatch.setattr("lossbench.ingest.reading.BLOCK_BYTES", 5000)
     result = read(path, tmp_path / "out", kind="csv", mode=None, seed=None)
-    assert len(opened) == 2  # for its first rows, and then as a whole
+    assert len(opened) == 1
     # The torn line is damage of each run, the row without a step (299 = 3 * 99 + 2) of seed 2 alone.
     assert [run["damaged"] for run in result.runs.values()] == [1, 1, 2] and result.damage.count == 2
     found = load(tmp_path / "out").table("rollouts")
@@ -223,10 +224,9 @@ def test_completions_of_one_run_are_read_once(tmp_path, monkeypatch):
     rows = [{**row, "advantage": 0.5} if i >= 300 else row for i, row in enumerate(rows)]  # a column that begins late
     path = written(tmp_path / "grpo-s0.jsonl", lines(*rows[:350]) + "torn\n" + lines(*rows[350:]))
     opened: list[int] = []
-    monkeypatch.setattr(table_rows, "records", lambda *args: opened.append(1) or records(*args))
+    monkeypatch.setattr(reading, "_line_blocks", lambda *args: opened.append(1) or _line_blocks(*args))
     result = read(path, tmp_path / "out", kind="csv", mode=None, seed=None)
-    # for its first rows, and then as a whole
-    assert len(opened) == 2
+    assert len(opened) == 1
     assert result.damage.count == 1 and "line 351" in result.damage.examples[0]
     found = load(tmp_path / "out").rollouts
     assert len(found) == 400 and found["advantage"].notna().sum() == 100

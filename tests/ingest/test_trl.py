@@ -9,8 +9,8 @@ from support.logs import completions, notes, read, refusal, state, written
 
 from lossbench.errors import UsageError
 from lossbench.ingest.base import Request
-from lossbench.ingest.folder import ingest
-from lossbench.ingest.sink import Reading
+from lossbench.ingest.fields import Reading
+from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load
 
 

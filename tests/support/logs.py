@@ -7,8 +7,8 @@ import pytest
 
 from lossbench.errors import UsageError
 from lossbench.ingest.base import Request
-from lossbench.ingest.folder import ingest
-from lossbench.ingest.sink import Reading
+from lossbench.ingest.fields import Reading
+from lossbench.ingest.sweep_folder import ingest
 
 
 def words(texts):

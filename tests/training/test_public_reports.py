@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from lossbench.errors import UsageError
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.sampling.rollouts import sample
+from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks import make_task
 from lossbench.tasks.judging import judge
-from lossbench.training.recorder import Rollout, sampling_row
 
 CASES = {case["id"]: case for case in document("conformance_cases.json")["cases"]}
 

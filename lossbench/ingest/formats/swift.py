@@ -13,29 +13,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import (
-    Block,
-    Format,
-    IngestedRun,
-    Request,
-    listed,
-    mode_and_seed,
-    number,
-    renamed_log,
-    run_folders,
-    whole,
-)
-from lossbench.ingest.blocks import block
-from lossbench.ingest.jsonl import records
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.fields import listed, number, whole
+from lossbench.ingest.reading import json_object, records
 from lossbench.ingest.trainer_logs import (
     STEP_KEYS,
     Rewards,
     TrainingTables,
     completion_fields,
     evaluated_steps,
-    json_object,
     reward_names,
     rewards_by_step,
+    stage_columns,
 )
 from lossbench.loss.modes import PRESETS, make_mode
 
@@ -56,23 +45,16 @@ def found(path: Path) -> str | None:
     return next((name for name in (COMPLETIONS, LOGGING) if (path / name).is_file()), None)
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run in folder `path`, or one run per subfolder that is one (ms-swift names them v0-<time>, v1-<time>,
-    ...)."""
-    for folder in run_folders(path, found):
-        yield _run(folder, request)
-
-
-def _run(folder: Path, request: Request) -> IngestedRun:
+def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
+    """The run in a folder."""
     request = request.part()
+    run = named_run(folder, request)
     inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
     args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
     history = list(_history(inside[LOGGING], request))
-    name = folder.stem if folder.is_file() else folder.name
-    named = mode_and_seed(name)
-    run = IngestedRun(folder, name, mode=mode_of_args(args) or (named[0] if named else None), damage=request.damage)
+    run.mode = mode_of_args(args) or run.mode
     seed = whole(args.get("seed"))
-    run.seed = seed if seed is not None else named[1] if named else None
+    run.seed = run.seed if seed is None else seed
     run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
     rows = [(step, row) for step, _, row in history if "loss" in row or "reward" in row]
@@ -81,8 +63,8 @@ def _run(folder: Path, request: Request) -> IngestedRun:
     if inside[COMPLETIONS].is_file():
         only_evaluated = evaluated_steps((step, row) for step, _, row in history) - {step for step, _ in rows}
         rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
-        run.blocks = _blocks(inside[COMPLETIONS], only_evaluated, rewards, run, request)
-    return run
+        _stage(inside[COMPLETIONS], only_evaluated, rewards, run, request)
+    yield run
 
 
 def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
@@ -127,12 +109,10 @@ def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, di
             request.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
 
 
-def _blocks(
-    file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request
-) -> Iterator[Block]:
+def _stage(file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request) -> None:
     tables = TrainingTables(only_evaluated)
     for lines, fields in _joined(_fields(_new_tables(file, tables, request), file, rewards, request)):
-        yield "rollouts", block(fields, str(file), request.damage, lines)
+        stage_columns(fields, lines, file, run, request)
     if tables.left_out:
         run.notes.append(
             f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"

@@ -16,28 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.ingest.base import (
-    Block,
-    Format,
-    IngestedRun,
-    Request,
-    listed,
-    mode_and_seed,
-    number,
-    renamed_log,
-    run_folders,
-    whole,
-)
-from lossbench.ingest.blocks import block
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.fields import listed, number, whole
+from lossbench.ingest.reading import json_object
 from lossbench.ingest.trainer_logs import (
     STEP_KEYS,
     RepeatedTable,
     Rewards,
     completion_fields,
     evaluated_steps,
-    json_object,
     reward_names,
     rewards_by_step,
+    stage_columns,
 )
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
@@ -79,18 +69,10 @@ def _state_file(path: Path) -> Path | None:
     return max(states, key=lambda file: int(file.parent.name[11:]), default=None)
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run in folder `path`, or one run per subfolder that is one."""
-    for folder in run_folders(path, found):
-        yield _run(folder, request)
-
-
-def _run(folder: Path, request: Request) -> IngestedRun:
-    name = folder.stem if folder.is_file() else folder.name
-    named = mode_and_seed(name)
-    run = IngestedRun(folder, name, mode=named[0] if named else None, seed=named[1] if named else None)
+def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
+    """The run in a folder."""
     request = request.part()
-    run.damage = request.damage
+    run = named_run(folder, request)
     state_file = _state_file(folder)
     state = json_object(state_file, request.damage) if state_file else {}
     rows = _history(state)
@@ -107,8 +89,8 @@ def _run(folder: Path, request: Request) -> IngestedRun:
         run.notes.append(
             f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
         )
-    run.blocks = _blocks(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
-    return run
+    _stage(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
+    yield run
 
 
 def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
@@ -136,9 +118,7 @@ def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
     return steps
 
 
-def _blocks(
-    files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request
-) -> Iterator[Block]:
+def _stage(files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request) -> None:
     repeated, rewards, left_out = RepeatedTable(), Rewards(names, notes=run.notes), []
     for file in files:
         columns = _columns(file, request)
@@ -150,7 +130,7 @@ def _blocks(
             left_out.append(_step_of(file))
         elif known < len(columns["completion"]):
             fields = completion_fields(columns, rewards, ("advantage", "advantages"), request, str(file))
-            yield "rollouts", block(fields, str(file), request.damage)
+            stage_columns(fields, range(1, len(columns["completion"]) + 1), file, run, request)
     if left_out:
         run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 

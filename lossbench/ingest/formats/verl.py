@@ -8,24 +8,12 @@ known by their folder's name.
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from lossbench.ingest.base import (
-    Block,
-    Format,
-    IngestedRun,
-    Request,
-    mode_and_seed,
-    renamed_log,
-    run_folders,
-    whole,
-    wholes,
-)
-from lossbench.ingest.jsonl import first_fields, first_record, records, tables
+from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, named_run, renamed_log
+from lossbench.ingest.fields import Damage, whole
+from lossbench.ingest.reading import documents, first_fields, records
 
 STEP_KEYS: dict[str, tuple[str, ...]] = {
     "reward_mean": ("critic/rewards/mean", "critic/score/mean"),
@@ -39,7 +27,7 @@ STEP_KEYS: dict[str, tuple[str, ...]] = {
     "lr": ("actor/lr",),
     "wall_s": ("timing_s/step",),
 }
-_USUAL = {
+_USUAL: dict[str, tuple[str, ...]] = {
     "step": ("step",),
     "prompt": ("input",),
     "completion": ("output",),
@@ -50,13 +38,11 @@ _USUAL = {
     "length": (),
     "terminated": (),
 }
-_TEXT = ("prompt", "completion", "group")
-_FLAGS = ("correct", "terminated")
 _DUMP_KEYS = {"input", "output", "score"}
 _DUMP_NAME = re.compile(r"\d+\.jsonl")
 _VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation)(?![a-z])", re.IGNORECASE)
 _ROLLOUT = re.compile(r"(?<![a-z])(rollout|train)", re.IGNORECASE)
-_SESSION = r"_\d+_\d+$"
+_WITHOUT_SESSION = r"regexp_replace({}, '_\d+_\d+$', '')"
 
 
 def found(path: Path) -> str | None:
@@ -74,7 +60,7 @@ def _is_dump(file: Path) -> bool:
 
 
 def _is_metrics(file: Path) -> bool:
-    record = first_record(file) or {}
+    _, record = next(islice(records(file, Damage()), 1), (0, {}))
     return set(record) == {"step", "data"} and isinstance(record["data"], dict)
 
 
@@ -94,69 +80,36 @@ def _holds_dumps_of_parent(folder: Path) -> bool:
 
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run whose dumps lie in `path`, or one run per subfolder that is one."""
-    for folder in run_folders(path, found):
-        yield _run(folder, request)
-
-
-def _run(path: Path, request: Request) -> IngestedRun:
-    name = path.stem if path.is_file() else path.name
-    named = mode_and_seed(name)
-    run = IngestedRun(path, name, mode=named[0] if named else None, seed=named[1] if named else None)
+    """The run whose dumps and metrics lie in `path`."""
     request = request.part()
-    run.damage = request.damage
+    run = named_run(path, request)
     for file in [path] if path.is_file() else sorted(path.glob("*.jsonl")):
         if _is_metrics(file):
             for _, row in records(file, request.damage):
                 data, step = row.get("data"), whole(row.get("step"))
                 if isinstance(data, dict) and step is not None:
                     run.logs.append(renamed_log(data, step, STEP_KEYS, request))
-    run.blocks = _blocks(_dumps(path), request)
-    return run
+    for file in _dumps(path):
+        _stage(file, run.keys[0], request)
+    yield run
 
 
-def _blocks(files: list[Path], request: Request) -> Iterator[Block]:
-    for file in files:
-        first = first_fields(file)
-        if not first:
-            request.damage.add(str(file), "holds no JSON object with fields")
-            continue
-        columns = {
-            ours: column
-            for ours, usual in _USUAL.items()
-            if (column := request.column(ours, usual, first, str(file))) is not None
-        }
-        if not columns.keys() & {"completion", "reward", "length"}:
-            request.damage.add(str(file), "holds no completions")
-            continue
-        kinds = {column: _kind(ours, first[column]) for ours, column in columns.items()}
-        step = whole(file.stem) if file.stem.isdecimal() else None
-        split = "evals" if _VALIDATION.search(file.parent.name) else "rollouts"
-        for table in tables(file, kinds, request.damage):
-            yield split, _fields(table, columns, step, file, request)
-
-
-def _kind(ours: str, value: Any) -> pa.DataType:
-    if ours in _TEXT:
-        return pa.string()
-    return pa.bool_() if ours in _FLAGS and isinstance(value, bool) else pa.float64()
-
-
-def _fields(table: pa.Table, columns: dict[str, str], step: int | None, file: Path, request: Request) -> pa.Table:
-    """The table's columns under our names; the file's name gives the step of a row that has none."""
-    fields = {ours: table[column] for ours, column in columns.items()}
-    if "group" in fields:
-        fields["group"] = pc.call_function(
-            "replace_substring_regex", [fields["group"]], pc.ReplaceSubstringOptions(_SESSION, "")
-        )
-    steps = fields["step"] if "step" in fields else pa.chunked_array([pa.nulls(table.num_rows, pa.float64())])
-    if step is not None:
-        steps = steps.fill_null(float(step))
-    checked = pa.array(wholes(steps.to_pylist()), pa.int64())
-    result = pa.table({**fields, "step": checked})
-    for _ in range(checked.null_count):
-        request.damage.add(str(file), "a row without a step")
-    return result.filter(checked.is_valid()) if checked.null_count else result
+def _stage(file: Path, key: str, request: Request) -> None:
+    first = first_fields(file)
+    columns = {ours: request.every_column(ours, usual, first, str(file)) for ours, usual in _USUAL.items() if first}
+    columns = {ours: names[:1] for ours, names in columns.items() if names}
+    if not columns.keys() & {"completion", "reward", "length"}:
+        request.damage.add(str(file), "holds no completions" if first else "holds no JSON object with fields")
+        return
+    request.staging.add_documents(
+        documents(file, request.damage, request.staging.con),
+        columns,
+        file,
+        key,
+        split="evals" if _VALIDATION.search(file.parent.name) else "rollouts",
+        step=whole(file.stem) if file.stem.isdecimal() else None,
+        changed={"group": _WITHOUT_SESSION},
+    )
 
 
 FORMAT = Format("verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics", found, read)

@@ -1,0 +1,294 @@
+"""Completions of a log in DuckDB: typed row by row, numbered by group and step, summed per step.
+
+Everything is text until here. A cell that is no number is null and named in `problems`; a row with a list where a
+number belongs, or with no step, is left out. What memory cannot hold waits in files of the scratch folder.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lossbench.ingest.fields import ROW_FIELDS, Damage, Reading
+
+MEMORY_LIMIT = "400MB"
+ROWS_AT_ONCE = 16_384
+SPLITS = ("rollouts", "evals")
+
+_STAGED = """
+CREATE TABLE staged (
+    seq BIGINT, run VARCHAR, split VARCHAR, file VARCHAR, line BIGINT, step BIGINT, prompt VARCHAR, completion VARCHAR,
+    prompt_key UBIGINT, group_key UBIGINT, reward DOUBLE, correct BOOLEAN, advantage DOUBLE, length DOUBLE,
+    tokens BIGINT, chars BIGINT, terminated BOOLEAN, problems VARCHAR[])
+"""
+
+# A whole number that no 64-bit integer holds is not silently rounded to a float.
+_MACROS = r"""
+CREATE MACRO real_of(text) AS CASE
+    WHEN lower(text) IN ('true', 'false') THEN CAST(lower(text) = 'true' AS DOUBLE)
+    WHEN isnan(TRY_CAST(text AS DOUBLE)) THEN NULL
+    WHEN regexp_full_match(text, '\s*[-+]?\d{19,}\s*') AND TRY_CAST(text AS BIGINT) IS NULL THEN NULL
+    ELSE TRY_CAST(text AS DOUBLE) END;
+CREATE MACRO step_of(text) AS CASE
+    WHEN abs(TRY_CAST(text AS DOUBLE)) <= 9007199254740992 THEN CAST(trunc(TRY_CAST(text AS DOUBLE)) AS BIGINT) END;
+CREATE MACRO flag_of(text) AS CASE
+    WHEN lower(trim(text)) IN ('true', 'yes') THEN true WHEN lower(trim(text)) IN ('false', 'no') THEN false END;
+CREATE MACRO no_number(name, text) AS CASE
+    WHEN trim(text) <> '' AND lower(text) <> 'nan' AND real_of(text) IS NULL THEN name || ' ''' || text || ''' is ' ||
+        CASE WHEN regexp_full_match(text, '\s*[-+]?\d+\s*') THEN 'beyond 64 bits' ELSE 'no number' END END;
+CREATE MACRO is_nested(text) AS coalesce(text[1] IN ('[', '{'), false);
+"""
+
+_INSERT = """
+INSERT INTO staged
+SELECT $seq + place, run, $split, $file, line,
+    CASE WHEN nested IS NULL THEN step_of(step) END, {prompt}, {completion},
+    CASE WHEN prompt IS NOT NULL THEN hash(prompt) END,
+    CASE WHEN "group" IS NOT NULL THEN hash("group", 1) WHEN prompt IS NOT NULL THEN hash(prompt, 0) END,
+    real_of(reward),
+    coalesce(flag_of(correct), real_of(correct) > {verdict_above}, {reward_above}),
+    real_of(advantage), real_of(length), {tokens}, length(completion),
+    coalesce(flag_of(terminated), real_of(terminated) <> 0),
+    CASE WHEN nested IS NOT NULL THEN [nested || ' is a list or an object where a number is expected']
+         WHEN step_of(step) IS NULL THEN [coalesce('step ''' || step || ''' is no number', 'has no step')]
+         ELSE nullif([x FOR x IN [no_number('reward', reward), no_number('advantage', advantage),
+              no_number('length', length),
+              CASE WHEN flag_of(correct) IS NULL THEN no_number('correct', correct) END] IF x IS NOT NULL], []) END
+FROM (
+    SELECT * REPLACE (CASE WHEN lower("group") <> 'nan' THEN "group" END AS "group"),
+        CASE WHEN is_nested(reward) THEN 'reward' WHEN is_nested(advantage) THEN 'advantage'
+             WHEN is_nested(length) THEN 'length' WHEN is_nested(correct) THEN 'correct' END AS nested
+    FROM ({rows}))
+"""
+
+_NUMBERED = """
+CREATE OR REPLACE TEMP TABLE numbered AS
+WITH own AS (
+    SELECT seq, step, prompt_key, group_key FROM staged
+    WHERE list_contains($keys, run) AND split = $split AND step IS NOT NULL),
+places AS (
+    SELECT seq, step, group_key, row_number() OVER (PARTITION BY step, group_key ORDER BY seq) - 1 AS place
+    FROM own WHERE group_key IS NOT NULL),
+groups AS (
+    SELECT step, group_key, place // $samples AS draw,
+        row_number() OVER (PARTITION BY step ORDER BY min(seq)) - 1 AS "group"
+    FROM places GROUP BY step, group_key, place // $samples),
+prompts AS (
+    SELECT prompt_key, row_number() OVER (ORDER BY min(seq)) - 1 AS prompt_id
+    FROM own WHERE prompt_key IS NOT NULL GROUP BY prompt_key),
+generations AS (SELECT step, row_number() OVER (ORDER BY min(seq)) AS generation FROM own GROUP BY step)
+SELECT row_number() OVER (ORDER BY own.seq) - 1 AS position, own.seq, own.step, generation, prompt_id, "group",
+    place % $samples AS sample
+FROM own JOIN generations USING (step) LEFT JOIN prompts USING (prompt_key) LEFT JOIN places USING (seq)
+LEFT JOIN groups ON groups.step = own.step AND groups.group_key = own.group_key AND groups.draw = place // $samples
+ORDER BY own.seq
+"""
+
+_FACTS = """
+SELECT count(*) AS rows, count(length) > 0 AS measured, count(tokens) > 0 AS counted, count(chars) > 0 AS texts,
+    count(correct) AS verdicts, coalesce(bool_or(tokens IS NOT NULL AND terminated IS NULL), false) AS end_unknown,
+    arg_min(length, seq) FILTER (NOT (length >= 0 AND length < 9007199254740992 AND length = floor(length)))
+        AS no_length
+FROM staged JOIN numbered USING (seq)
+"""
+
+# Reals are summed in the order of the rows, so that the same log gives the same bits.
+_SUMS = """
+WITH rows AS (
+    SELECT numbered.*, reward, correct, terminated, {length} AS length FROM numbered JOIN staged USING (seq)),
+flat AS (
+    SELECT step, count(*) AS groups, count(*) FILTER (low = high OR high - low <= 1e-8) AS equal
+    FROM (SELECT step, min(reward) AS low, max(reward) AS high
+          FROM rows WHERE "group" IS NOT NULL AND reward IS NOT NULL GROUP BY step, "group")
+    GROUP BY step)
+SELECT step, any_value(generation) AS generation, sum(reward ORDER BY seq) / count(reward) AS reward_mean,
+    sum(length) / count(length) AS length_mean,
+    sum(length) FILTER (correct) / count(length) FILTER (correct) AS length_correct,
+    sum(length) FILTER (NOT correct) / count(length) FILTER (NOT correct) AS length_incorrect,
+    sum(length) FILTER (terminated) / count(length) FILTER (terminated) AS length_terminated,
+    count(*) FILTER (NOT terminated) / count(terminated) AS truncated_frac,
+    any_value(equal) / any_value(groups) AS zero_std_frac,
+    CASE WHEN count(length) = count(*) THEN CAST(sum(length) AS BIGINT) END AS tokens
+FROM rows LEFT JOIN flat USING (step) GROUP BY step ORDER BY step
+"""
+
+_ROWS = """
+SELECT numbered.step, generation, prompt_id, "group", sample, {length} AS length_tokens, {chars} AS length_chars,
+    terminated, reward, correct, advantage, prompt, completion
+FROM (SELECT * FROM numbered WHERE position >= $first AND position < $end) AS numbered
+JOIN (SELECT * FROM staged WHERE seq >= (SELECT seq FROM numbered WHERE position = $first)
+      AND seq <= (SELECT max(seq) FROM numbered WHERE position >= $first AND position < $end)) USING (seq)
+ORDER BY position
+"""
+
+
+class Staging:
+    """Completions of the runs of a log, until they are written. `con` is a DuckDB connection of its own."""
+
+    def __init__(self, scratch: Path, reading: Reading) -> None:
+        """`scratch`: folder for what does not fit into memory."""
+        import duckdb
+
+        options: dict[str, Any] = {
+            "memory_limit": MEMORY_LIMIT,
+            "temp_directory": str(scratch / "spilled"),
+            "threads": "2",
+        }
+        self.con = duckdb.connect(config=options)
+        self.con.execute(_MACROS)
+        self.con.execute(_STAGED)
+        self._next = 0  # number of the next row
+        self._insert = _typing(reading)
+        if count_tokens := reading.count_tokens:
+
+            def tokens_of(texts: pa.Array) -> pa.Array:
+                return pa.array(count_tokens([text or "" for text in texts.to_pylist()]), pa.int64())
+
+            self.con.create_function("tokens_of", tokens_of, ["VARCHAR"], "BIGINT", type="arrow")  # type: ignore[arg-type]
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.con.execute("TRUNCATE staged")
+
+    def add(self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], run: str, file: Path) -> None:
+        """Stage rows of Python values under the names of `ROW_FIELDS`; `lines` are their numbers in the file."""
+        texts = {name: _texts(values) for name, values in columns.items()}
+        numbers = {"line": pa.array(lines, pa.int64()), "place": pa.array(range(len(lines)), pa.int64())}
+        self.con.register("fields", pa.table({**numbers, **texts}))
+        named = [f'"{name}"' if name in texts else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in ROW_FIELDS]
+        self._stage(f"SELECT {', '.join(named)}, line, place, {_quoted(run)} AS run FROM fields", file, "rollouts")
+        self._next += len(lines)
+
+    def add_documents(
+        self,
+        tables: Iterable[pa.Table],
+        columns: Mapping[str, Sequence[str]],
+        file: Path,
+        run: str | Sequence[str],
+        split: str = "rollouts",
+        step: int | None = None,
+        changed: Mapping[str, str] | None = None,
+    ) -> None:
+        """Stage JSON objects: each field is the first of its columns that has a value.
+
+        `run`: the rows' key, or the columns that make it. `step` is that of rows without one; `changed` gives SQL that
+        a field goes through (`{}`).
+        """
+        axes = [] if isinstance(run, str) else list(run)
+        names = list(dict.fromkeys([*axes, *(name for usual in columns.values() for name in usual)]))
+        cells = {name: f"cells[{i}]" for i, name in enumerate(names, start=1)}
+        fields = {
+            ours: f"coalesce({', '.join([cells[name] for name in usual] + ['NULL'])})"
+            for ours, usual in columns.items()
+        }
+        named_step = "NULL" if step is None else f"'{step}'"
+        fields["step"] = f"coalesce({fields.get('step', 'NULL')}, {named_step})"
+        fields |= {ours: sql.format(fields[ours]) for ours, sql in (changed or {}).items() if ours in fields}
+        key = (
+            _quoted(run)
+            if isinstance(run, str)
+            else f"CAST(to_json([{', '.join(cells[name] for name in axes)}]) AS VARCHAR)"
+        )
+        named = [f'CAST({fields.get(name, "NULL")} AS VARCHAR) AS "{name}"' for name in ROW_FIELDS]
+        pointers = [f"/{name.replace('~', '~0').replace('/', '~1')}" for name in names]
+        found = f"SELECT line, json_extract_string(doc, [{', '.join(map(_quoted, pointers))}]) AS cells FROM documents"
+        placed = f"{', '.join(named)}, line, line AS place, {key} AS run"
+        last = 0
+        for table in tables:
+            self.con.register("documents", table)
+            self._stage(f"SELECT {placed} FROM ({found})", file, split)
+            last = max(last, *table["line"].to_pylist()[-1:])
+        self._next += last + 1
+
+    def _stage(self, rows: str, file: Path, split: str) -> None:
+        self.con.execute(self._insert.replace("{rows}", rows), {"seq": self._next, "split": split, "file": str(file)})
+
+    def keys(self, file: Path) -> list[str]:
+        """Keys of the runs in a file, in order of appearance."""
+        sql = "SELECT run FROM staged WHERE file = ? GROUP BY run ORDER BY min(seq)"
+        return [key for (key,) in self.con.execute(sql, [str(file)]).fetchall()]
+
+    def refuse(self, key: str, file: Path, reason: str, damage: Damage) -> None:
+        """Count the rows of a key in `damage`, as they are of no run."""
+        sql = "SELECT line FROM staged WHERE run = ? AND file = ? ORDER BY seq"
+        for (line,) in self.con.execute(sql, [key, str(file)]).fetchall():
+            damage.add(f"{file}, line {line}", reason)
+
+    def problems(self, keys: list[str], name: str, damage: Damage) -> None:
+        """Count in `damage` the rows and cells of a run that were left out."""
+        sql = "SELECT file, line, unnest(problems) FROM staged WHERE list_contains($keys, run) AND problems IS NOT NULL"
+        for file, line, reason in self.con.execute(f"{sql} ORDER BY seq", {"keys": keys}).fetchall():
+            damage.add(f"{file} ({name}), line {line}", reason)
+
+    def number(self, keys: list[str], split: str, samples: int | None) -> "Numbered":
+        """The completions of one run and split, numbered in order of appearance.
+
+        A group is what the log names as one, else the rows of a step with the same prompt, `samples` of them at most.
+        """
+        self.con.execute(_NUMBERED, {"keys": keys, "split": split, "samples": samples or 2**62})
+        return Numbered(self.con)
+
+
+class Numbered:
+    """The completions that were numbered last. `facts`: counts, and which kinds of length the rows have."""
+
+    def __init__(self, con: "Any") -> None:
+        self._con = con
+        self.facts = self._dicts(_FACTS)[0]
+        length = "length" if self.facts["measured"] else "tokens + coalesce(CAST(terminated AS BIGINT), 0)"
+        # A decoded text does not show its EOS, which counts.
+        self._length = f"CAST({length} AS BIGINT)"
+        self.in_tokens = bool(self.facts["measured"] or self.facts["counted"])
+
+    def steps(self) -> list[dict[str, Any]]:
+        """A row per step, in order, under the names of the `steps` table; None where not applicable."""
+        return self._dicts(_SUMS.replace("{length}", self._length))
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows, in order, in the columns of `rollouts`, some thousand at a time."""
+        chars = "NULL" if self.in_tokens else "chars"
+        sql = _ROWS.replace("{length}", self._length).replace("{chars}", f"CAST({chars} AS BIGINT)")
+        for first in range(0, self.facts["rows"], ROWS_AT_ONCE):
+            yield self._con.sql(sql, params={"first": first, "end": first + ROWS_AT_ONCE}).to_arrow_table()
+
+    def _dicts(self, sql: str) -> list[dict[str, Any]]:
+        result = self._con.execute(sql)
+        names = [column[0] for column in result.description]
+        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+
+def _typing(reading: Reading) -> str:
+    above = reading.correct_above
+    parts = {
+        "verdict_above": str(0.5 if above is None else float(above)),
+        "reward_above": "NULL" if above is None else f"real_of(reward) > {float(above)}",
+        "tokens": "CASE WHEN completion IS NOT NULL THEN tokens_of(completion) END" if reading.count_tokens else "NULL",
+        "prompt": "prompt" if reading.keep_text else "NULL",
+        "completion": "completion" if reading.keep_text else "NULL",
+    }
+    sql = _INSERT
+    for name, part in parts.items():
+        sql = sql.replace(f"{{{name}}}", part)
+    return sql
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _texts(values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except (pa.ArrowException, UnicodeEncodeError):
+        return pa.array(list(map(_text, values)), pa.string())
+
+
+def _text(value: Any) -> str | None:
+    """A cell as text, None where it is null or NaN; half a character becomes a question mark."""
+    if value is None or value != value:
+        return None
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return json.dumps(value, default=str) if isinstance(value, (list, dict, tuple)) else str(value)

@@ -1,0 +1,152 @@
+"""From a log at a path to a sweep's folder: finds the format, reads its runs, writes them whole or not at all."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lossbench.errors import UsageError, one_line, unknown
+from lossbench.ingest import FORMATS
+from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.discovery import Source, one_format, sources
+from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage, Reading
+from lossbench.ingest.scratch import move_in, only_left_over, scratch_folder
+from lossbench.ingest.staging import Staging
+from lossbench.ingest.writing import first_place, write_run
+from lossbench.loss.modes import Mode, folder_name, parse_mode
+from lossbench.store.read import SWEEP_FILE, is_sweep, read_json
+from lossbench.store.schema import SCHEMA_VERSION
+from lossbench.store.write import write_json
+from lossbench.version import __version__
+
+AUTO, KIND = "auto", "ingested"
+_FLAGS = {"mode": "; --mode sets it", "seed": "; --seed sets it"}
+
+
+@dataclass
+class Ingested:
+    """What was read: one entry of `runs` per run (its run.json, with notes for the user), and what was damaged."""
+
+    out: Path
+    format: str
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    damage: Damage = field(default_factory=Damage)
+
+
+def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading) -> Ingested:
+    """Read the log at `path` into the sweep folder `out`; runs of an ingested sweep already there are kept.
+
+    Raises UsageError where the format, a mode or a column is unknown, nothing can be read, or the length units of the
+    runs differ. Nothing is left behind then.
+    """
+    if kind != AUTO and kind not in FORMATS:
+        raise UsageError(unknown("format", kind, [AUTO, *FORMATS]))
+    found = one_format(path, FORMATS) if kind == AUTO else sources(path, {kind: FORMATS[kind]})
+    if not path.exists():
+        raise UsageError(f"'{path}': no such file or folder")
+    name = found[0].kind if found else kind
+    _existing(out)
+    result = Ingested(out, name, damage=request.damage)
+    with scratch_folder(out) as scratch:
+        spec = _existing(out)  # another call may have added to it until now
+        names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
+        request.tables = Staging(scratch, reading)
+        for run in _runs(found, request):
+            mode = _identify(run, request)
+            digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
+            run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
+            # A run of the same id from an earlier call is this one, and is replaced.
+            others = {other: axes for other, axes in spec["runs"].items() if other != run_id or other in result.runs}
+            _refuse_twin(others, run, names, path)
+            names[run_id] = run.name
+            written = write_run(run, run_id, mode, scratch, request)
+            if written is not None:
+                spec["runs"][run_id], result.runs[run_id] = written
+        if not result.runs:
+            raise UsageError(f"'{path}' holds no {name} log{first_place(request.damage)}")
+        _refuse_unused(request, path, name)
+        spec["length_unit"] = _one_unit(spec, result.runs)
+        spec["sources"] = sorted({*spec["sources"], str(path)})
+        move_in(scratch, out, result.runs)
+        write_json(out / SWEEP_FILE, spec)
+    return result
+
+
+def _runs(found: list[Source], request: Request) -> Iterator[IngestedRun]:
+    for source in found:
+        yield from FORMATS[source.kind].read(source.path, request)
+        request.staging.clear()
+
+
+def _refuse_twin(others: Mapping[str, Any], run: IngestedRun, names: Mapping[str, str], path: Path) -> None:
+    """Raise UsageError where a run of the sweep has the mode and seed of `run`: seeds are paired, one would not count.
+
+    `names`: what to call the others, by id.
+    """
+    for other, axes in others.items():
+        if (axes["mode"], axes["seed"]) == (run.mode, run.seed):
+            raise UsageError(
+                f"'{path}': run {run.mode} seed {run.seed} is there twice, '{names[other]}' and '{run.name}': ingest "
+                "each by itself with a --seed of its own; in a table, name runs <mode>-s<seed> or give a column seed"
+            )
+
+
+def _refuse_unused(request: Request, path: Path, kind: str) -> None:
+    """Raise UsageError on a field of --map that the log had no use for."""
+    for field_name, column in request.columns.items():
+        if field_name not in request.used:
+            raise UsageError(
+                f"'{path}': --map {field_name}={column} names nothing that is read from this {kind} log"
+                f"{_FLAGS.get(field_name, '')}"
+            )
+
+
+def _existing(out: Path) -> dict[str, Any]:
+    if is_sweep(out):
+        spec = read_json(out / SWEEP_FILE)
+        if spec.get("kind") != KIND:
+            raise UsageError(f"'{out}' is a sweep that lossbench ran: choose another --out for ingested runs")
+        return spec
+    if out.exists() and not only_left_over(out):
+        raise UsageError(f"'{out}' exists and is not a sweep: choose another --out")
+    return {
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "recipe": {"name": out.name},
+        "versions": {"lossbench": __version__},
+        "length_unit": None,
+        "sources": [],
+        "runs": {},
+    }
+
+
+def _identify(run: IngestedRun, request: Request) -> Mode:
+    """Set the run's mode, by its stored name, and its seed: what the caller said, else what the log says."""
+    name = request.mode or run.mode
+    if name is None:
+        raise UsageError(
+            f"'{run.source}': the log does not say which loss mode trained run '{run.name}': give --mode "
+            "(see `lossbench modes`), or name the run's folder <mode>-s<seed>"
+        )
+    try:
+        mode = parse_mode(str(name))
+    except ValueError as error:
+        raise UsageError(f"'{run.source}': {one_line(error, 1000)}") from None
+    seed = request.seed if request.seed is not None else run.seed
+    if seed is None:
+        run.notes.append("seed 0 assumed: the log names none; --seed sets it")
+    run.mode, run.seed = mode.name, seed or 0
+    return mode
+
+
+def _one_unit(spec: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> str | None:
+    units = {state["length_unit"]: run_id for run_id, state in runs.items() if state["length_unit"]}
+    if spec["length_unit"] and spec["runs"].keys() - runs.keys():
+        units.setdefault(spec["length_unit"], "the runs already there")
+    if len(units) > 1:
+        raise UsageError(
+            f"mixed units: lengths of {units[TOKENS]} are in tokens, of {units[CHARACTERS]} in characters: "
+            "give --tokenizer"
+        )
+    return next(iter(units), None)

@@ -1,0 +1,153 @@
+"""One run's folder: its completions and steps as parquet, and its run.json."""
+
+from collections.abc import Mapping
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lossbench.errors import UsageError
+from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage
+from lossbench.ingest.staging import SPLITS, Numbered
+from lossbench.loss.modes import Mode
+from lossbench.store.read import RUN_FILE
+from lossbench.store.schema import schema_for
+from lossbench.store.write import as_arrow, write_json, write_table
+
+_NO_CLAIM_WITHOUT = {
+    "verdicts": "no column says which completions are correct (--map correct=COLUMN, or --correct-above for rewards)",
+    "in_tokens": "no lengths in tokens (--tokenizer, or --map length=COLUMN)",
+}
+_END_UNKNOWN = (
+    "lengths are counted from text, and the log does not say which completions ended: those that did are one token "
+    "short, as their EOS is not counted (--map terminated=COLUMN)"
+)
+_UNIQUE = "completion"  # no two are alike, so a dictionary of them would not pay
+
+
+def write_run(
+    run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Write one run below `scratch`: its row of sweep.json, and its run.json; None where nothing of it can be read."""
+    axes = {
+        "mode": mode.name,
+        "loss_type": mode.loss_type,
+        "agg_mode": mode.agg_mode,
+        "scale_rewards": mode.scale_rewards,
+    }
+    folder = scratch / run_id
+    folder.mkdir()
+    constant = {"run_id": run_id, **axes, "seed": run.seed}
+    samples = request.num_generations or run.num_generations
+    facts: dict[str, dict[str, Any]] = {}
+    summed: list[dict[str, Any]] = []
+    for split in SPLITS:
+        rows = request.staging.number(run.keys, split, samples)
+        facts[split] = {**rows.facts, "in_tokens": rows.in_tokens or None}
+        if rows.facts["rows"]:
+            _refuse_length(rows, run_id)
+            _write_rows(folder / f"{split}.parquet", rows, split, constant)
+        if split == "rollouts":
+            summed = rows.steps()
+    request.staging.problems(run.keys, run.name, run.damage)
+    steps = _merged(run.logs, summed, prefer_rows="length" in request.columns)
+    if not steps and not facts["evals"]["rows"]:
+        request.damage.add(str(run.source), f"no row of run '{run.name}' can be read{first_place(run.damage)}")
+        return None
+    run.notes += _rewards_differ(run.logged_rewards, summed)
+    write_table(folder / "steps.parquet", "steps", [{**constant, **row} for row in steps])
+    done = max((row["step"] for row in steps), default=0)
+    planned = {**axes, "arm": mode.name, "seed": run.seed, "policy": None, "policy_seed": None}
+    planned["steps_planned"] = int(run.steps_planned or done)
+    state = _state(run, facts, steps, done)
+    write_json(folder / RUN_FILE, state)
+    return planned, state
+
+
+def first_place(damage: Damage) -> str:
+    """Where the first damage is, as the end of a message."""
+    return f": {damage.examples[0]}" if damage.examples else ""
+
+
+def _refuse_length(rows: Numbered, run_id: str) -> None:
+    if (length := rows.facts["no_length"]) is not None:
+        raise UsageError(
+            f"{run_id}: length {length:g} is no number of tokens: name another column with --map length=COLUMN"
+        )
+
+
+def _write_rows(path: Path, rows: Numbered, split: str, constant: Mapping[str, Any]) -> None:
+    schema = schema_for(split)
+    repetitive = [name for name in schema.names if name != _UNIQUE]
+    options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
+    with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **options) as file:
+        for part in rows.tables():
+            columns = {name: part[name] for name in part.column_names if name in schema.names}
+            columns |= {name: _repeated(value, part.num_rows) for name, value in constant.items()}
+            file.write_table(as_arrow(split, pa.table(columns)))
+
+
+def _repeated(value: Any, rows: int) -> pa.Array:
+    array = pa.repeat(pa.scalar(value), rows)
+    return array.dictionary_encode() if isinstance(value, str) else array
+
+
+def _merged(logs: list[dict[str, Any]], summed: list[dict[str, Any]], prefer_rows: bool) -> list[dict[str, Any]]:
+    """Steps of the trainer's log and of the completions in one; where both have a value, the trainer's own counts.
+
+    `prefer_rows`: the mean length does not, as the user said which column holds the lengths of the rows.
+    """
+    rows: dict[int, dict[str, Any]] = {row["step"]: row for row in summed}
+    for row in logs:
+        known = {name: value for name, value in row.items() if value is not None}
+        before = rows.get(row["step"], {})
+        if prefer_rows and before.get("length_mean") is not None:
+            known.pop("length_mean", None)
+        if before.get("generation"):
+            known.pop("generation", None)
+        rows[row["step"]] = {**before, **known}
+    return [rows[step] for step in sorted(rows)]
+
+
+def _rewards_differ(logged: Mapping[int, float], summed: list[dict[str, Any]]) -> list[str]:
+    """A note where the rewards of the completions do not have the mean that the trainer logged."""
+    means = {row["step"]: row["reward_mean"] for row in summed if row["reward_mean"] is not None}
+    apart = [s for s in sorted(means) if s in logged and not isclose(means[s], logged[s], rel_tol=1e-3, abs_tol=1e-3)]
+    if not apart:
+        return []
+    example = f"{means[apart[0]]:.4g} against {logged[apart[0]]:.4g} at step {apart[0]}"
+    return [
+        f"mean reward of the completions is not the logged reward at {len(apart)} of {len(means)} steps ({example}): "
+        "weights that the log does not hold, completions that it left out, or another column (--map reward=COLUMN)"
+    ]
+
+
+def _state(
+    run: IngestedRun, facts: Mapping[str, dict[str, Any]], steps: list[dict[str, Any]], done: int
+) -> dict[str, Any]:
+    units = {
+        TOKENS if found["in_tokens"] else CHARACTERS for found in facts.values() if found["in_tokens"] or found["texts"]
+    }
+    if len(units) > 1:
+        raise UsageError(f"'{run.source}': lengths of rollouts and of evaluations differ in unit: give --tokenizer")
+    if not units and any(row.get("length_mean") is not None for row in steps):
+        units = {TOKENS}
+    rollouts = facts["rollouts"]
+    notes = [*run.notes, *(text for name, text in _NO_CLAIM_WITHOUT.items() if rollouts["rows"] and not rollouts[name])]
+    if any(found["end_unknown"] for found in facts.values()):
+        notes.append(_END_UNKNOWN)
+    return {
+        "status": "completed",
+        "source": str(run.source),
+        "steps_done": done,
+        "tables": {"steps": len(steps), **{split: found["rows"] for split, found in facts.items()}},
+        "rollouts": rollouts["rows"],
+        "evals": facts["evals"]["rows"],
+        "length_unit": next(iter(units), None),
+        "damaged": run.damage.count,
+        "damaged_examples": run.damage.examples,
+        "notes": notes,
+    }
