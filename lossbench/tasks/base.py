@@ -18,7 +18,12 @@ class Prompt:
 
 
 class Task(Protocol):
-    """Prompts with a verifier. `verify` judges the answer alone; `reward` may also look at how the completion ended."""
+    """Prompts with a verifier. `verify` judges the answer alone; `reward` may also look at how the completion ended.
+
+    Optional: `chat`, whether prompts are messages of a user; `forced_tokens`, tokens at the start of a completion that
+    the task dictates, so that ending before them is no choice (default 0); `verifier`, which counts its errors;
+    `right_completion(prompt)`.
+    """
 
     name: str
 

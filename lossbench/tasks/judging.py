@@ -1,12 +1,24 @@
 """The verdict on one completion, and the one place where rewards and verdicts of any task are checked."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 from lossbench.errors import UsageError, one_line
 from lossbench.tasks.base import Task
+
+UNJUDGED = {
+    "verifier_errors": "the verifier itself failed on {:,} completions, which count as incorrect",
+    "unjudged": "{:,} completions have no verdict: neither right nor wrong, they are in no mean over either",
+    "unrewarded": "{:,} completions have no reward: they are left out of their group, and train nothing",
+}
+"""Counts in run.json of completions that were not judged as asked, and the sentence on each."""
+
+
+def judging_problems(run: Mapping[str, Any]) -> list[str]:
+    """A sentence per count of `UNJUDGED` that is above 0 in a run's run.json."""
+    return [sentence.format(run[name]) for name, sentence in UNJUDGED.items() if run.get(name)]
 
 
 def judge(

@@ -31,6 +31,7 @@ class SelfCheck:
 
     name = "selfcheck"
     shortest_answer_tokens = 3  # two digits and the EOS
+    forced_tokens = 2  # the digits: no completion of use ends before them
 
     def __init__(self) -> None:
         pairs = [(a, b) for a in range(10) for b in range(10)]

@@ -1,5 +1,6 @@
 """A user's own task: one Python file given by path, `mytask.py:Task`."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
