@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None
 
     A run that left a checkpoint continues from it; without one it starts over. Exceptions are recorded and passed on.
     """
+    with warnings.catch_warnings():
+        # The libraries' notices on names of their own are nothing that a reader of log.txt can act on.
+        for kind in (FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=kind, module=r"(accelerate|peft|torch|transformers|trl)\b")
+        _execute(spec, run_dir, on_step)
+
+
+def _execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> None:
     if not is_main_process():
         _train(spec, run_dir, None)
         return

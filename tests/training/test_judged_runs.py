@@ -1,6 +1,7 @@
 """A run on a task that does not judge every completion: what it trains on, counts and says."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,13 @@ def test_a_reward_that_is_no_number_ends_the_run_naming_task_and_value(tmp_path:
         _run(tmp_path, "Odd", reward=given)
     reason = json.loads((tmp_path / "run" / "run.json").read_text())["reason"]
     assert reason.startswith("task 'odd': reward is ") and "\n" not in reason
+
+
+def test_a_log_does_not_begin_with_notices_on_names_of_libraries(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        _run(tmp_path, "Odd")
+    assert [str(warning.message) for warning in told if issubclass(warning.category, FutureWarning)] == []
 
 
 def test_the_task_s_forced_tokens_are_recorded(tmp_path: Path) -> None:
