@@ -138,3 +138,12 @@ def test_a_script_that_is_watched_can_be_diagnosed(your_own):
 
 def test_a_loss_function_is_identified(your_own):
     assert your_own["identify my_loss.py:loss"].startswith("seq-mean-token-mean")
+
+
+def test_a_script_trains_under_any_mode(your_own):
+    assert your_own["mode_train.py"].splitlines()[-1] == "grpo@prompt-mean/none 2"
+
+
+def test_a_log_format_of_your_own_is_read(your_own):
+    row = your_own["runs ingested"].splitlines()[-1]
+    assert "grpo" in row and "44.5" in row

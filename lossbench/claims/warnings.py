@@ -11,8 +11,11 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from lossbench.claims.registry import ALPHA
+from lossbench.claims.registry import ALPHA, REWARD_MOVED
 from lossbench.errors import UsageError
+from lossbench.loss.aggregations import AGGREGATIONS
+from lossbench.loss.modes import Mode
+from lossbench.loss.surrogates import SURROGATES
 from lossbench.metrics.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.metrics.length import Summary, records
 from lossbench.stats import seeds_needed
@@ -20,7 +23,6 @@ from lossbench.store.read import RUN_FILE, read_json
 from lossbench.sweep.duplicates import equal_modes
 from lossbench.sweep.recipe import Recipe
 from lossbench.tasks.judging import UNJUDGED
-from lossbench.training.run_spec import ModeSpec
 
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
@@ -32,9 +34,6 @@ TRUNCATION_LIMIT = 0.10
 
 DEAD_GROUP_LIMIT = 0.80
 """Share of groups without spread in reward above which hardly any group teaches."""
-
-REWARD_MOVED = 0.02
-"""Smallest change of mean reward, early to late, that counts as learning."""
 
 CAP_TO_MEAN = 4.0
 """Smallest cap, in multiples of the early mean length, at which the length bias can show almost in full."""
@@ -170,7 +169,7 @@ def same_experiment(evidence: Evidence) -> Iterator[str]:
         return
     plain = evidence.runs.drop_duplicates(subset=["arm"]).query("arm == mode")
     modes = [
-        ModeSpec(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
+        Mode(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
         for run in records(plain)
     ]
     try:
@@ -339,8 +338,11 @@ def _half_dr_grpo(evidence: Evidence) -> Iterator[str]:
 
 @_entry("one-row-micro-batch", "note", "a larger per_device_train_batch_size")
 def _one_row_micro_batch(evidence: Evidence) -> Iterator[str]:
-    if evidence.recipe.get("per_device_train_batch_size") == 1 and "micro-token-mean" in set(evidence.runs["agg_mode"]):
-        yield "micro-token-mean with one row per micro-batch is seq-mean-token-mean, so bnpo is grpo here"
+    if evidence.recipe.get("per_device_train_batch_size") != 1:
+        return
+    for name in sorted(set(evidence.runs["agg_mode"]) & set(AGGREGATIONS)):
+        if AGGREGATIONS[name].depends_on_split:
+            yield f"{name} looks at each micro-batch by itself, and here a micro-batch is one row"
 
 
 @_entry("inert-surrogates", "note", "steps_per_generation above gradient_accumulation_steps, or num_iterations above 1")
@@ -354,8 +356,9 @@ def _inert_surrogates(evidence: Evidence) -> Iterator[str]:
         yield "each generation is used for one step, so ratios are 1 and all clip-type surrogates have one gradient"
 
 
-@_entry("cispo-cap-below-one", "warning", "cispo_cap is absolute, as TRL's epsilon_high for cispo: 5.0 is usual")
-def _cispo_cap(evidence: Evidence) -> Iterator[str]:
-    cap = evidence.recipe.get("cispo_cap")
-    if cap is not None and cap < 1 and "cispo" in set(evidence.runs["loss_type"]):
-        yield f"cispo_cap = {cap:g} cuts even a ratio of 1: on-policy it only scales the gradient"
+@_entry("odd-constant", "warning", "lossbench modes NAME lists the constants with their defaults and meaning")
+def _odd_constant(evidence: Evidence) -> Iterator[str]:
+    for surrogate in (SURROGATES[name] for name in set(evidence.runs["loss_type"]) if name in SURROGATES):
+        given = {name: evidence.recipe[name] for name in surrogate.constants.model_fields if name in evidence.recipe}
+        if caution := surrogate.caution(surrogate.constants(**given)):
+            yield caution

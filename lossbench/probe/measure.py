@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from lossbench.errors import UsageError
+from lossbench.extras import TRAIN, require
 from lossbench.policies.prepare import built_in_policy, prepare_policies
 from lossbench.probe.jobs import ProbeJob, run_job
 from lossbench.probe.projections import Projections, projections_of
@@ -59,6 +60,7 @@ def measure(
     defaults to one per core for built-in policies, else to 1. What is measured before an exception or a Ctrl-C stays,
     in whole pairs. Raises UsageError for whatever the user can mend; then, without a pair, nothing is written.
     """
+    require("a probe", "train", *TRAIN)
     job = jobs[0]
     if job.rollouts is not None:
         recorded_batches(job.rollouts, job.settings.sampling, job.settings.pairs, job.columns)

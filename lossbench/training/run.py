@@ -18,7 +18,6 @@ from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
-from lossbench.loss.modes import Mode
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.policies.chat import as_read_by
 from lossbench.policies.hardware import placement
@@ -38,7 +37,6 @@ from lossbench.training.checkpoint import (
     verifier_errors_at,
 )
 from lossbench.training.evaluate import evaluate
-from lossbench.training.params import surrogate_params
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
@@ -194,8 +192,8 @@ def make_trainer(
             seed=spec.seed,
         ),
         args=trainer_config(spec, run_dir / CHECKPOINTS),
-        mode=Mode(**spec.mode.model_dump()),
-        surrogate_params=surrogate_params(settings),
+        mode=spec.mode,
+        surrogate_params=settings,
         horizon=settings.loss_scale_factor,
         match_scale=settings.match_scale,
         recorder=recorder,
@@ -215,7 +213,7 @@ def _send_logs_to(run_dir: Path, loggers: list[str]) -> None:
         os.environ.setdefault("WANDB_PROJECT", PROJECT)
 
 
-_SURROGATE = {field.name for field in dataclasses.fields(SurrogateParams)}
+_SURROGATE = set(SurrogateParams.model_fields)
 _PASSED_ON = {field.name for field in dataclasses.fields(GRPOConfig)} - _SURROGATE
 """Settings of these names mean in TRL what they mean here; the surrogate's constants never reach TRL's loss."""
 
