@@ -22,6 +22,7 @@ from lossbench.sweep.folder import (
     check_run_folders,
     default_folder,
     fresh_folder,
+    run_state,
     write_plan,
 )
 from lossbench.sweep.plan import plan
@@ -29,6 +30,7 @@ from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -170,6 +172,9 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
                 run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
