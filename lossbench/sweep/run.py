@@ -1,6 +1,7 @@
 """From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,12 @@ from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
 from lossbench.sweep.folder import (
-    check_checkpoints,
     check_folder,
     check_jobs,
+    check_run_folders,
     default_folder,
     fresh_folder,
+    run_state,
     write_plan,
 )
 from lossbench.sweep.plan import plan
@@ -28,6 +30,7 @@ from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -118,9 +121,9 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    if recipe.cispo_cap < 1 and any(spec.mode.loss_type == "cispo" for spec in planned.runs):
-        cap = f"cispo_cap = {recipe.cispo_cap:g}"
-        watch.note(f"{cap} is below 1: it is the cap itself, so it scales the gradient even at ratio 1")
+    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
+        if caution:
+            watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)
@@ -146,6 +149,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
     the runs that were going are stopped and marked.
     """
+    if planned.here and sys.platform == "win32":
+        raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
     wanted = Resources(
         options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address, options.slurm
@@ -158,7 +163,7 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
         with sweep_lock(folder, *cut):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
-            check_checkpoints(folder, left)
+            check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
             write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
             watch.begun(folder, planned.mine, left, executor.slots)
@@ -167,6 +172,9 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
                 run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
