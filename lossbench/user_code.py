@@ -19,7 +19,7 @@ def attribute_of(reference: str, what: str) -> Any:
     if not path.is_file():
         raise UsageError(f"{what} {reference}: no such file '{path}'")
     if not name:
-        raise UsageError(f"{what} {reference}: name a class or function of the file, as {path}:NAME")
+        raise UsageError(f"{what} {reference}: say which class or function of the file, as {path}:Name")
     module = _run_file(path, f"{what} {reference}")
     if not hasattr(module, name):
         public = [n for n, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]

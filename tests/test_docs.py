@@ -132,9 +132,18 @@ def test_a_sweep_from_python_trains_both_modes(your_own):
     ]  # fmt: skip
 
 
-def test_a_script_that_is_watched_is_a_run(your_own):
-    assert "completed" in your_own["runs watched"]
+def test_a_script_that_is_watched_can_be_diagnosed(your_own):
+    assert "dapo" in your_own["diagnose watched"]
 
 
 def test_a_loss_function_is_identified(your_own):
     assert your_own["identify my_loss.py:loss"].startswith("seq-mean-token-mean")
+
+
+def test_a_script_trains_under_any_mode(your_own):
+    assert your_own["mode_train.py"].splitlines()[-1] == "grpo@prompt-mean/none 2"
+
+
+def test_a_log_format_of_your_own_is_read(your_own):
+    row = your_own["runs ingested"].splitlines()[-1]
+    assert "grpo" in row and "44.5" in row

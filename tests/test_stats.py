@@ -55,6 +55,13 @@ def test_sign_flip_p_of_many_pairs_is_sampled_and_close_to_normal():
     assert p == float(sign_flip_p(differences, "greater"))
 
 
+def test_sign_flip_p_is_exact_up_to_the_limit_and_counts_the_observed_pattern_beyond_it():
+    # 18 pairs of one sign: 2 of 2^18 patterns. 20 pairs: none of the 100,000 patterns drawn has all signs alike, so
+    # (0 + 1) / (100,000 + 1).
+    assert sign_flip_p(np.ones(EXACT_PAIRS)) == 2 / 2**18
+    assert sign_flip_p(np.ones(20), "greater") == 1 / 100_001
+
+
 def test_sign_flip_p_ties_and_nothing():
     assert sign_flip_p(np.zeros(4), "greater") == 1 and sign_flip_p(np.zeros(4)) == 1
     assert np.isnan(sign_flip_p(np.array([1.0, np.nan])))
@@ -166,6 +173,17 @@ def test_holm_by_hand():
     )
 
 
+def test_holm_never_falls_from_one_rank_to_the_next():
+    # 3 x .01 = .03, 2 x .02 = .04, and 1 x .021 = .021 is raised to the .04 before it.
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.021}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+
+
+def test_ratio_interval_has_the_confidence_asked_for():
+    # Log ratios 0 and log 4 over two pairs: mean log 2, standard error log 2; t(1 df) at 90 % is 6.3138.
+    interval = ratio_interval([1, 4], [1, 1], 0.9)
+    assert [interval.low, interval.high] == pytest.approx([2 / 2**6.3138, 2 * 2**6.3138], rel=1e-4)
+
+
 def test_holm_keeps_the_size_of_the_announced_family():
     adjusted = holm({"a": 0.01, "b": float("nan")})
     assert adjusted["a"] == 0.02 and np.isnan(adjusted["b"])
@@ -206,3 +224,19 @@ def test_what_cannot_be_tested_says_why(a, b, reason):
 def test_few_seeds_are_told_what_they_cannot_reach():
     result = paired(dict(enumerate([1.0, 2.0, 3.0])), dict(enumerate([0.0, 0.0, 0.0])))
     assert "smallest attainable p is 0.25" in result.statement
+
+
+def test_holm_never_lets_a_larger_p_pass_a_smaller_one():
+    # .01 × 3, .02 × 2 and .021 × 1, of which the last is below the one before.
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.021}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+
+
+def test_a_sampled_p_counts_the_observed_pattern():
+    # 20 equal differences: no drawn pattern reaches their sum, so (0 + 1)/(2 × 50,000 + 1).
+    assert sign_flip_p(np.ones(20), "greater") == pytest.approx(1 / 100_001)
+
+
+def test_the_standardised_effect_has_n_minus_one():
+    # -1 and 2: mean .5, standard deviation 3/√2 = 2.1213 with n - 1 (1.5 with n).
+    result = paired({0: -1.0, 1: 2.0}, {0: 0.0, 1: 0.0})
+    assert result.d_z == pytest.approx(0.2357, abs=1e-4)

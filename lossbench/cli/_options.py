@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from lossbench.cli._shared import EXECUTION, TRAINING
+from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING
 from lossbench.errors import UsageError
 
 VerifierOption = Annotated[
@@ -17,8 +17,22 @@ SamplerOption = Annotated[
 JobsOption = Annotated[
     int | None, Option(help="Runs at once; by default one per core (or GPU).", rich_help_panel=EXECUTION)
 ]
-ExecutorOption = Annotated[str | None, Option(help="Where runs run: local or ray.", rich_help_panel=EXECUTION)]
+ExecutorOption = Annotated[str | None, Option(help="Where runs run: local, ray or slurm.", rich_help_panel=EXECUTION)]
 AddressOption = Annotated[str | None, Option(help="Address of a Ray cluster.", rich_help_panel=EXECUTION)]
+SlurmOption = Annotated[
+    str | None,
+    Option(help="Options of Slurm's sbatch: partition=gpu,time=120,gpus_per_node=1.", rich_help_panel=EXECUTION),
+]
+DetachOption = Annotated[
+    bool,
+    Option("--detach", help="Submit to Slurm and leave; the same command later follows the runs.",
+           rich_help_panel=EXECUTION),
+]  # fmt: skip
+EmitOption = Annotated[
+    str | None,
+    Option(help="With --dry-run: print a script instead, sbatch, that runs one --shard per task.",
+           rich_help_panel=OUTPUT),
+]  # fmt: skip
 RetryFailedOption = Annotated[bool, Option("--retry-failed", help="Run failed runs again.", rich_help_panel=EXECUTION)]
 TaskSetOption = Annotated[
     list[str] | None, Option("--set", help="A parameter of the task: --set task_params.digits=2; repeatable.")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeRemaining
 from rich.text import Text
+from typer import Abort, confirm
 
 from lossbench.cli._shared import talk
 from lossbench.sweep.executors.base import Progress as Step
@@ -89,10 +90,21 @@ class Lines(Watch):
         talk(f"{title} (once; about a minute each) …")
         yield lambda done, total: None
 
-    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
+    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
         """How much there is to do."""
-        talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {slots} at once")
+        at_once = "as many at once as the queue lets" if slots is None else f"{slots} at once"
+        talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {at_once}")
         self.clock = Clock(left)
+
+    def goes_on(self, runs: int) -> bool:
+        """Ask in a terminal, where a second Ctrl-C means no."""
+        self.over()
+        if not sys.stdin.isatty():
+            return True
+        try:
+            return confirm(f"{runs} runs are submitted. Let them go on without this command?", default=True, err=True)
+        except Abort:
+            return False
 
     def started(self, spec: RunSpec) -> None:
         """One line."""
@@ -144,7 +156,7 @@ class Bars(Lines):
             bar = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(bar, completed=done, total=total)
 
-    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int) -> None:
+    def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
         """The bar of the sweep."""
         super().begun(folder, mine, left, slots)
         description, numbers = (

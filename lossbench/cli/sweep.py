@@ -1,6 +1,7 @@
 """`lossbench sweep`: train a grid of modes x seeds."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from lossbench.cli._shared import (
     print_table,
     talk,
 )
+from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from lossbench.sweep.run import Planned
@@ -75,6 +77,8 @@ def sweep(
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
+    slurm: o.SlurmOption = None,
+    detach: o.DetachOption = False,
     gpus_per_run: Annotated[
         float | None,
         Option(help="GPUs of each run, 0.5 for two runs on one GPU; by default one per process.",
@@ -103,6 +107,7 @@ def sweep(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the resolved runs and start nothing.", rich_help_panel=OUTPUT)
     ] = False,
+    emit: o.EmitOption = None,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
 ) -> None:  # fmt: skip
@@ -112,10 +117,12 @@ def sweep(
     """
     from lossbench.api import plan_sweep
 
-    said_here = ("recipe", "set_", "dry_run", "format", "quiet")
+    said_here = ("recipe", "set_", "dry_run", "emit", "format", "quiet")
     overrides = {name: value for name, value in context.params.items() if name not in said_here}
     planned = plan_sweep(recipe, set_ or [], **overrides)
-    if dry_run:
+    if emit is not None:
+        _emit(planned, emit, dry_run)
+    elif dry_run:
         _say_what_would_run(planned, format, quiet)
     else:
         make_runs(planned, quiet)
@@ -135,6 +142,24 @@ def _say_what_would_run(planned: "Planned", format: str, quiet: bool) -> None:
     talk(f"{len(planned.mine)} runs would go to '{planned.folder}'; nothing was started")
 
 
+def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
+    """A script on stdout for those who submit it themselves. Raises UsageError."""
+    from lossbench.sweep.executors.sbatch import parse_options, sbatch_script
+    from lossbench.sweep.run import check_planned
+    from lossbench.sweep.schedule import Watch
+
+    if what != "sbatch":
+        raise UsageError(unknown("--emit", what, ["sbatch"]))
+    if not dry_run:
+        raise UsageError("--emit sbatch starts nothing: give --dry-run too")
+    runs = len(check_planned(planned, Watch(), fetch=False).mine)
+    of_this_call = ("--dry-run", "--detach", "--fresh")
+    command = typed_command(of_this_call, ("--emit", "--executor", "--slurm", "--jobs", "--format", "--out"))
+    command += ["--out", str(planned.folder.resolve())]
+    options = parse_options(planned.options.slurm)
+    print(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
+
+
 def make_runs(planned: "Planned", quiet: bool) -> Path:
     """Make the runs and say how they went; returns the sweep's folder.
 
@@ -142,16 +167,23 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
     """
     from lossbench.cli._progress import watcher
     from lossbench.sweep.run import check_planned, run_planned
+    from lossbench.sweep.schedule import outcome
 
     watch, fresh = watcher(quiet), planned.options.fresh
     try:
         planned = check_planned(planned, watch, fetch=True)
         result = run_planned(planned, watch)
     except KeyboardInterrupt:
-        talk(f"interrupted; finished runs are safe. To go on: {resume_command(planned.folder, fresh)}")
+        again = resume_command(planned.folder, fresh)
+        elsewhere = outcome(planned.folder, planned.mine).elsewhere
+        safe = f"{elsewhere} runs go on without this command" if elsewhere else "finished runs are safe"
+        talk(f"interrupted; {safe}. To go on: {again}")
         raise Exit(130) from None
     if not quiet:
         talk(f"{result.completed} of {len(planned.mine)} runs completed. Next: lossbench report '{result.folder}'")
+    if result.elsewhere and not quiet:
+        again = resume_command(result.folder, fresh)
+        talk(f"{result.elsewhere} runs go on without this command; to follow them: {again}")
     if result.failed or result.left:
         talk(
             f"{result.failed} failed, {result.left} not run: `lossbench runs '{result.folder}' --status failed` shows "
@@ -163,13 +195,21 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
 
 def resume_command(folder: Path, fresh: bool, *more: str) -> str:
     """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
+    words = typed_command(("--fresh", "--detach"), ("--out",) if fresh else ())
+    if fresh:
+        words += ["--out", str(folder)]
+    return shlex.join([*words, *(word for word in more if word not in words)])
+
+
+def typed_command(without: Sequence[str], without_values: Sequence[str]) -> list[str]:
+    """The words of the command that was typed, without these flags, and without these options and their values."""
     from lossbench.store.provenance import command_line
 
-    words = shlex.split(command_line())
-    if fresh:
-        words = [word for word in words if word != "--fresh"]
-        if "--out" in words:
-            at = words.index("--out")
-            del words[at : at + 2]
-        words = [*(word for word in words if not word.startswith("--out=")), "--out", str(folder)]
-    return shlex.join([*words, *(word for word in more if word not in words)])
+    words: list[str] = []
+    typed = iter(shlex.split(command_line()))
+    for word in typed:
+        if word in without_values:
+            next(typed, None)
+        elif word not in without and word.partition("=")[0] not in without_values:
+            words.append(word)
+    return words

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.diagnosis.watch_folder import WatchFolder
-from lossbench.diagnosis.watch_metrics import Rollout, group_numbers, length_metrics
+from lossbench.diagnosis.watch_metrics import group_numbers, length_metrics
 from lossbench.errors import UsageError
 from lossbench.loss.modes import PRESETS, Mode, make_mode, parse_mode
-from lossbench.store.step_row import sampling_row
+from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks.judging import plain_text
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,6 @@
 """Figures of one generation for a trainer's loggers: lengths, stopping hazards, pushes of this and other modes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -9,26 +8,10 @@ import numpy as np
 
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.metrics.push import hazards, pushes
+from lossbench.store.step_row import Rollout
 
 COMPARED = ("grpo", "dapo", "dr_grpo")
 """Modes whose push on the same rows is logged beside the run's own."""
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One completion, in the columns of the `rollouts` table."""
-
-    generation: int
-    prompt_id: int
-    group: int
-    sample: int
-    length_tokens: int
-    terminated: bool | None
-    reward: float | None
-    correct: bool | None
-    advantage: float | None
-    prompt: str
-    completion: str
 
 
 def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:

@@ -10,13 +10,14 @@ from typing import Any
 from lossbench.errors import UsageError
 from lossbench.store.provenance import command_line, git_state, machine, versions
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
-from lossbench.store.write import write_json
+from lossbench.store.write import PARTS, refuse_links, write_json
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.checkpoint import newest_checkpoint
+from lossbench.training.checkpoint import CHECKPOINTS, newest_checkpoint
 from lossbench.training.hashed_fields import hash_of, hashed_fields
 from lossbench.training.run_spec import RunSpec
 
 SWEEP_VERSION = 1
+JOB_FILE = "job.json"  # in a run's folder: the job of a cluster that may work on it now
 
 
 def default_folder(recipe: Recipe, processes: int = 1, root: Path = Path("results")) -> Path:
@@ -50,7 +51,7 @@ def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processe
 
 
 def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
@@ -94,10 +95,22 @@ def _difference(there: Path, spec: RunSpec) -> str:
     return "; ".join(changed) or f"run {there.name} there, {spec.run_id} here"
 
 
-def check_checkpoints(folder: Path, runs: Sequence[RunSpec]) -> None:
-    """Refuse checkpoints that belong to other runs than the folders they lie in. Raises UsageError."""
+def check_run_folders(folder: Path, runs: Sequence[RunSpec]) -> None:
+    """Refuse links, which could lead anywhere, and checkpoints that belong to other runs. Raises UsageError."""
     for spec in runs:
+        refuse_links(folder, *(f"runs/{spec.run_id}/{name}" for name in (PARTS, CHECKPOINTS, "log.txt", "tensorboard")))
         newest_checkpoint(run_dir(folder, spec.run_id), spec)
+
+
+def check_jobs(folder: Path, runs: Sequence[RunSpec], executor: str) -> None:
+    """Refuse runs on which jobs of another executor may be at work. Raises UsageError."""
+    for spec in runs:
+        path = run_dir(folder, spec.run_id) / JOB_FILE
+        if path.exists() and (theirs := read_json(path))["executor"] != executor:
+            raise UsageError(
+                f"run {spec.run_id} was handed to {theirs['executor']} as job {theirs['job']}: go on with "
+                f"--executor {theirs['executor']}, or end that job and remove '{path}'"
+            )
 
 
 def write_plan(

@@ -1,6 +1,7 @@
 """From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,18 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lossbench.errors import UsageError
+from lossbench.extras import TRAIN, require
 from lossbench.locks import sweep_lock
 from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
-from lossbench.sweep.folder import check_checkpoints, check_folder, default_folder, fresh_folder, write_plan
+from lossbench.sweep.folder import (
+    check_folder,
+    check_jobs,
+    check_run_folders,
+    default_folder,
+    fresh_folder,
+    run_state,
+    write_plan,
+)
 from lossbench.sweep.plan import plan
 from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -31,6 +42,8 @@ class RunOptions:
     jobs: int | None = None
     executor: str = "local"
     address: str | None = None
+    slurm: str | None = None
+    detach: bool = False
     gpus_per_run: float | None = None
     nproc_per_run: int = 1
     shard: str | None = None
@@ -65,6 +78,7 @@ def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | N
     `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
     folder that cannot be.
     """
+    require("a sweep", "train", *TRAIN)
     shard = parse_shard(options.shard)
     runs = plan(recipe, options.nproc_per_run)
     folder = options.out or default_folder(recipe, options.nproc_per_run)
@@ -107,9 +121,9 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    if recipe.cispo_cap < 1 and any(spec.mode.loss_type == "cispo" for spec in planned.runs):
-        cap = f"cispo_cap = {recipe.cispo_cap:g}"
-        watch.note(f"{cap} is below 1: it is the cap itself, so it scales the gradient even at ratio 1")
+    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
+        if caution:
+            watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)
@@ -135,26 +149,48 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
     the runs that were going are stopped and marked.
     """
+    if planned.here and sys.platform == "win32":
+        raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
-    wanted = Resources(options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address)
+    wanted = Resources(
+        options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address, options.slurm
+    )
     executor = make_executor(options.executor, wanted)
     try:
+        _check_detached(options, executor.detached)
         folder.mkdir(parents=True, exist_ok=True)
-        with sweep_lock(folder, planned.shard, hash_of({"runs": [spec.run_id for spec in planned.runs]})[:6]):
+        # Jobs hold locks of the same cut, so that a sweep finds its way back to them and others do not.
+        cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
+        with sweep_lock(folder, *cut):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
-            check_checkpoints(folder, left)
+            check_run_folders(folder, left)
+            check_jobs(folder, left, options.executor)
             write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
             try:
-                run_all(folder, left, executor, watch, fail_fast=options.fail_fast)
+                run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
     finally:
         executor.stop()
+
+
+def _check_detached(options: RunOptions, detached: bool) -> None:
+    if options.detach and not detached:
+        raise UsageError(f"--detach: runs of --executor {options.executor} end with this command")
+    if detached and options.shard:
+        raise UsageError(f"--shard is for a scheduler of your own; --executor {options.executor} takes the whole plan")
+
+
+def _short_hash(runs: Sequence[RunSpec]) -> str:
+    return hash_of({"runs": [spec.run_id for spec in runs]})[:6]
 
 
 def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:

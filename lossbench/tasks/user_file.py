@@ -1,15 +1,14 @@
 """A user's own task: one Python file given by path, `mytask.py:Task`."""
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from lossbench.errors import UsageError, unknown
+from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt, Task, WrappedTask
+from lossbench.tasks.judging import checked_verdict
 from lossbench.tasks.verifiers import Verifier
+from lossbench.user_code import attribute_of
 
 _NEEDED = ("name", "train_prompts", "eval_prompts", "shortest_answer_tokens", "verify", "reward")
 
@@ -25,9 +24,9 @@ class UserTask(WrappedTask):
         own = getattr(task, "verifier", None)
         self.verifier = own if isinstance(own, Verifier) else Verifier(reference, task.verify)
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """The user's word on the answer."""
-        return self.verifier.guarded(self._task.verify, completion, answer)
+    def verify(self, completion: str, answer: str) -> bool | None:
+        """The user's verdict on the answer. Raises UsageError where it is none (`checked_verdict`)."""
+        return checked_verdict(self.name, self.verifier.guarded(self._task.verify, completion, answer))
 
 
 def is_file_reference(name: str) -> bool:
@@ -44,17 +43,7 @@ def task_from_file(reference: str, params: Mapping[str, Any]) -> Task:
 
     Raises UsageError where the file or the name is missing, its code fails, or what it makes is not a task.
     """
-    path_text, _, attribute = reference.partition(":")
-    path = Path(path_text)
-    if not path.is_file():
-        raise UsageError(f"task {reference}: no such file '{path}'")
-    if not attribute:
-        raise UsageError(f"task {reference}: say which class or function of the file, as {path}:Task")
-    module = _run_file(path, reference)
-    if not hasattr(module, attribute):
-        public = [name for name, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
-        raise UsageError(unknown(f"name in {path}", attribute, public))
-    factory = getattr(module, attribute)
+    factory = attribute_of(reference, "task")
     try:
         task = factory(**params)
     except UsageError:
@@ -65,24 +54,13 @@ def task_from_file(reference: str, params: Mapping[str, Any]) -> Task:
     return UserTask(task, reference)
 
 
-def _run_file(path: Path, reference: str) -> Any:
-    name = f"lossbench_user_task_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"task {reference}: '{path}' cannot be imported")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up by name
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code: its failure is the user's to read, in one line
-        raise UsageError(f"task {reference}: running the file raised {type(error).__name__}: {error}") from error
-    return module
-
-
 def _check_task(task: Any, reference: str) -> None:
     missing = [name for name in _NEEDED if not hasattr(task, name)]
     if missing:
         raise UsageError(f"task {reference}: lacks {', '.join(missing)}; a task has {', '.join(_NEEDED)}")
+    for which in ("verify", "reward"):
+        if inspect.iscoroutinefunction(getattr(task, which)):
+            raise UsageError(f"task {reference}: {which} is asynchronous; valid: a plain function")
     for which in ("train_prompts", "eval_prompts"):
         prompts = getattr(task, which)
         if not prompts or not all(isinstance(prompt, Prompt) for prompt in prompts):

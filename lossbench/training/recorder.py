@@ -1,28 +1,10 @@
 """What one run writes while it goes: a row per optimizer step, a row per completion."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from lossbench.store.step_row import StepStats, sampling_row, step_row
+from lossbench.store.step_row import Rollout, StepStats, sampling_row, step_row
 from lossbench.store.write import PartWriter
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """One sampled completion, as the verifier and the trainer saw it."""
-
-    generation: int
-    prompt_id: int
-    group: int
-    sample: int
-    length_tokens: int
-    terminated: bool
-    reward: float | None
-    correct: bool | None
-    advantage: float
-    prompt: str | None
-    completion: str | None
 
 
 class Recorder:

@@ -47,7 +47,7 @@ def test_an_expression_adapts_a_function(code: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere.py:loss"], "no such file"),
-        (["{code}"], "name a class or function"),
+        (["{code}"], "say which class or function"),
         (["{code}:losss"], "losss"),
         (["{code}:positional"], "parameter 'a' is not known"),
         (["{code}:loss", "--call", "loss("], "is not an expression"),

@@ -86,3 +86,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "r0: 60 steps of grpo" in shown.output and "Wrong answers grew" in shown.output
     with pytest.raises(UsageError, match="no run 'x'"):
         CliRunner().invoke(app, ["diagnose", str(tmp_path), "--run", "x"], catch_exceptions=False)
+
+
+def test_a_log_of_curves_is_read_in_place(tmp_path: Path) -> None:
+    rows = ["step,reward,completion_length", *(f"{s},0.5,{20 + s}" for s in range(1, 61))]
+    (tmp_path / "curves.csv").write_text("\n".join(rows))
+    before = sorted(tmp_path.rglob("*"))
+    shown = CliRunner().invoke(
+        app, ["diagnose", str(tmp_path / "curves.csv"), "--mode", "grpo", "--map", "length_mean=completion_length"],
+        catch_exceptions=False,
+    )  # fmt: skip
+    assert "Mean length 26.5 → 74.5" in shown.output and sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(UsageError, match="--mode"):
+        CliRunner().invoke(app, ["diagnose", str(tmp_path / "curves.csv")], catch_exceptions=False)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from lossbench.sampling.draws import draw_tokens, row_uniforms
+from lossbench.sampling.draws import draw_tokens, filtered_logits, row_uniforms
 
 
 def test_inverse_cdf_by_hand():
@@ -17,6 +17,19 @@ def test_inverse_cdf_by_hand():
     # The most likely token alone makes up 1/2; the next in rank is needed to reach 0.6.
     assert draw_tokens(logits_BV, uniforms_B, top_k=1).tolist() == [0] * 7
     assert draw_tokens(logits_BV, uniforms_B, top_p=0.5).tolist() == [0] * 7
+
+
+def test_top_p_keeps_the_most_likely_tokens_at_the_temperature():
+    # Rising .1, .2, .7: cumulative .1 and .3 are at most 1 - .5, so both go.
+    kept = filtered_logits(torch.tensor([[0.1, 0.2, 0.7]]).log(), 0.5, 0)
+    assert torch.isneginf(kept).tolist() == [[True, True, False]]
+    # However small the mass, the most likely token stays.
+    kept = filtered_logits(torch.tensor([[0.1, 0.2, 0.7]]).log(), 1e-9, 0)
+    assert torch.isneginf(kept).tolist() == [[True, True, False]]
+    # .5, .3, .2 at temperature 4 are .374, .329, .297: the least likely exceeds 1 - .75, so all three stay. A filter
+    # before the temperature would leave it out.
+    logits_BV = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    assert draw_tokens(logits_BV, torch.tensor([0.95]), temperature=4.0, top_p=0.75).item() == 2
 
 
 def test_no_token_of_probability_zero_is_drawn_from_a_large_vocabulary():

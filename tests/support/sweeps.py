@@ -11,7 +11,7 @@ import pandas as pd
 
 import lossbench
 from lossbench.store.write import write_json
-from lossbench.sweep.executors.base import Ended, Progress
+from lossbench.sweep.executors.base import Ended, Executor, Progress
 from lossbench.sweep.folder import run_dir, run_state, write_plan
 from lossbench.sweep.plan import plan
 from lossbench.sweep.recipe import Recipe, make_recipe
@@ -38,7 +38,7 @@ def quick_run(**changes: Any) -> RunSpec:
     return plan(quick_recipe(**changes))[0]
 
 
-class Pretend:
+class Pretend(Executor):
     """An executor whose runs end at once, as `ends` says of each: None for completed, else the reason of a failure."""
 
     def __init__(self, slots: int = 2, ends: Callable[[RunSpec], str | None] = lambda spec: None) -> None:
@@ -142,10 +142,8 @@ def _patch(owner: Any, name: str, before: Callable[..., None], nth: int = 1) -> 
     setattr(owner, name, patched)
 
 
-def _half_write(path: Path, write: Callable[[Path], None]) -> None:
+def _half_write(temporary: Path, path: Path) -> None:
     """Leave half of the file under a temporary name, as a writer that was killed does."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write(temporary)
     temporary.write_bytes(temporary.read_bytes()[: temporary.stat().st_size // 2])
     _die()
 
@@ -166,7 +164,7 @@ def _kill_at(moment: str) -> None:
     elif moment == "in the reward function":
         _patch(run.TaskReward, "__call__", _die, nth=2)
     elif moment == "writing a part file":
-        _patch(write, "_replace", _half_write, nth=7)
+        _patch(Path, "replace", _half_write, nth=7)
     elif moment == "before a part file is renamed":
         _patch(Path, "replace", _die, nth=7)
     elif moment == "writing a checkpoint":

@@ -46,6 +46,8 @@ def test_arithmetic_forms():
 
 
 def test_countdown_evaluates_arithmetic_and_nothing_else():
+    negated = evaluate("-(2 - 5)")
+    assert negated is not None and negated[0] == 3
     value = evaluate("(7 - 3) * 6 / 4")
     assert value is not None and value[0] == 6
     for text in ("2**3", "7//2", "__import__('os')", "a + 1", "1 / 0", "(1", "1 + 2.5", "True + 1", "9" * 300, ""):

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from lossbench.errors import UsageError
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.sampling.rollouts import sample
+from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks import make_task
 from lossbench.tasks.judging import judge
-from lossbench.training.recorder import Rollout, sampling_row
 
 CASES = {case["id"]: case for case in document("conformance_cases.json")["cases"]}
 
@@ -109,5 +109,5 @@ def test_the_trainer_obeys_the_aggregation(root: str) -> None:
 
 def test_epsilon_is_inert_on_policy(root: str) -> None:
     # A24 (TRL 3120, 3757, 3294): one optimizer step per generation, so every ratio is 1
-    steps = [train(root, mode="dapo", params=SurrogateParams(eps, eps)) for eps in (0.1, 0.5)]
+    steps = [train(root, mode="dapo", params=SurrogateParams(epsilon_low=eps, epsilon_high=eps)) for eps in (0.1, 0.5)]
     assert torch.equal(steps[0].gradients[0], steps[1].gradients[0])

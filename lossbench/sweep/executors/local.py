@@ -11,7 +11,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from lossbench.processes import main_hidden
-from lossbench.sweep.executors.base import Ended, Progress
+from lossbench.sweep.executors.base import Ended, Executor, Progress, Resources
+from lossbench.sweep.executors.slots import local_slots
 from lossbench.sweep.executors.worker import Execute, work
 from lossbench.training.run_spec import RunSpec
 
@@ -29,7 +30,12 @@ class _Going:
     fault: str | None = None
 
 
-class LocalExecutor:
+def connect(wanted: Resources) -> "LocalExecutor":
+    """An executor on this machine. Raises UsageError where more is asked for than it has."""
+    return LocalExecutor(local_slots(wanted))
+
+
+class LocalExecutor(Executor):
     """As many runs at once as there are `slots`, each on the GPUs of its slot, with `threads` threads.
 
     `execute` makes a run in its process; the default is `lossbench.training.distributed.execute_run`.
@@ -64,7 +70,7 @@ class LocalExecutor:
         self._going[spec.run_id] = _Going(process, ours, slot)
 
     def events(self, timeout_s: float) -> Iterable[Progress | Ended]:
-        """Progress and ends since the last call."""
+        """Begins, steps and ends since the last call."""
         ready = set(wait([going.pipe for going in self._going.values()], timeout_s))
         for run_id, going in list(self._going.items()):
             if going.pipe in ready:

@@ -67,3 +67,24 @@ def _gpu_slots(wanted: Resources, gpus: Sequence[str]) -> list[tuple[str, ...]]:
         return [(gpu,) for _ in range(each) for gpu in gpus]  # in turn, so that few runs spread over all GPUs
     size = int(share)
     return [tuple(gpus[i : i + size]) for i in range(0, len(gpus) - size + 1, size)]
+
+
+def cluster_slots(wanted: Resources, nodes: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    """Runs at once and GPUs of each on a cluster whose nodes have these (CPUs, GPUs).
+
+    Raises UsageError where no node could hold a run.
+    """
+    most = max((gpus for _, gpus in nodes), default=0.0)
+    gpus = wanted.gpus_per_run
+    if gpus is None:
+        if wanted.device == "cuda" and not most:
+            raise UsageError("device = cuda: no node of the cluster has a GPU")
+        gpus = float(wanted.processes) if most and wanted.device != "cpu" else 0.0
+    elif gpus > most:
+        raise UsageError(f"--gpus-per-run {gpus:g}: the largest node of the cluster has {most:g} GPUs")
+    by_cpu = [int(cpus // wanted.processes) for cpus, _ in nodes]
+    by_gpu = [int(have / gpus + 1e-9) for _, have in nodes] if gpus else by_cpu
+    room = sum(map(min, by_cpu, by_gpu))
+    if not room:
+        raise UsageError(f"no node of the cluster has {wanted.processes} CPUs and {gpus:g} GPUs for a run")
+    return wanted.jobs or room, gpus
