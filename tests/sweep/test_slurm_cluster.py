@@ -61,8 +61,19 @@ def executor(**wanted):
     return make_executor("slurm", Resources(slurm="time=30,partition=main", **wanted))
 
 
+UNHURRIED = """
+import time
+from lossbench.tasks.selfcheck import SelfCheck
+
+class Unhurried(SelfCheck):
+    def reward(self, *what):
+        time.sleep(0.02)  # eight a step
+        return super().reward(*what)
+"""
+
+
 class Acts(Watcher):
-    """Does something to a run, once, when it has made a checkpoint."""
+    """Does something to a run, once, when it has made a checkpoint and has most of its steps before it."""
 
     def __init__(self, folder, actions: dict[str, Callable[[str], None]]) -> None:
         super().__init__()
@@ -108,8 +119,11 @@ def test_an_array_of_four_runs_and_the_second_sweep_into_its_folder(cluster, tmp
 
 
 def test_nothing_is_lost_where_jobs_are_cancelled_and_requeued_and_the_node_dies(cluster, no_waiting, tmp_path):
-    recipe = quick_recipe(modes=["grpo", "dr_grpo", "dapo"], steps=200, checkpoint_every=40)
-    runs = planned(tmp_path, recipe)
+    task = tmp_path / "unhurried.py"
+    task.write_text(UNHURRIED)
+    folder = tmp_path / "sweep"
+    recipe = quick_recipe(modes=["grpo", "dr_grpo", "dapo"], steps=80, checkpoint_every=10, task=f"{task}:Unhurried")
+    runs = planned(folder, recipe)
     cancelled, preempted, lost = (spec.run_id for spec in runs)
     done = []
 
@@ -126,23 +140,23 @@ def test_nothing_is_lost_where_jobs_are_cancelled_and_requeued_and_the_node_dies
         done.append("preempted")
         assert cluster.run("scancel", "--signal=USR2", job).returncode == 0
 
-    watcher = Acts(tmp_path, {cancelled: cancel, preempted: preempt, lost: lose_the_node})
-    run_all(tmp_path, runs, executor(), watcher)
+    watcher = Acts(folder, {cancelled: cancel, preempted: preempt, lost: lose_the_node})
+    run_all(folder, runs, executor(), watcher)
     assert sorted(done) == ["cancelled", "lost", "preempted"]
     assert watcher.reasons[preempted] is None and watcher.reasons[lost] is None
     assert "is cancelled" in (watcher.reasons[cancelled] or "")
-    assert statuses(tmp_path, runs) == ["interrupted", "completed", "completed"]
-    left = left_to_do(tmp_path, runs)
+    assert statuses(folder, runs) == ["interrupted", "completed", "completed"]
+    left = left_to_do(folder, runs)
     assert [spec.run_id for spec in left] == [cancelled]
-    run_all(tmp_path, left, executor(), watcher)
-    assert statuses(tmp_path, runs) == ["completed"] * 3
-    assert all(run_state(tmp_path, spec.run_id)["resumed_from_step"] for spec in runs)
-    assert_readable(tmp_path)
-    steps = lossbench.load(tmp_path).steps.groupby("run_id", observed=True)["step"].agg(list)
-    assert steps.to_dict() == {spec.run_id: list(range(1, 201)) for spec in runs}
+    run_all(folder, left, executor(), watcher)
+    assert statuses(folder, runs) == ["completed"] * 3
+    assert all(run_state(folder, spec.run_id)["resumed_from_step"] for spec in runs)
+    assert_readable(folder)
+    steps = lossbench.load(folder).steps.groupby("run_id", observed=True)["step"].agg(list)
+    assert steps.to_dict() == {spec.run_id: list(range(1, 81)) for spec in runs}
     here = tmp_path / "here"
     run_all(here, planned(here, recipe)[:1], LocalExecutor([()]), Watcher())
-    assert_same_tables(here, tmp_path, runs[0])
+    assert_same_tables(here, folder, runs[0])
 
 
 def test_two_hundred_runs_are_one_array_within_seconds_and_go_when_told_to(cluster, tmp_path, capsys):
