@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import is_built_in
+from lossbench.policies.prepare import check_policy_params
 from lossbench.tasks import Task, make_task, remote_data
 from lossbench.training.run_spec import RunSpec, Settings
 
@@ -72,7 +73,8 @@ def _check_mode(spec: RunSpec) -> None:
 
 
 def _check_built_in(spec: RunSpec) -> None:
-    """A setting that a built-in policy would pass over in silence."""
+    """Parameters of the policy, and a setting that a built-in one would pass over in silence."""
+    check_policy_params(spec.policy, spec.settings.policy_params)
     if is_built_in(spec.policy) and spec.settings.dtype == "bfloat16":
         raise UsageError(f"dtype 'bfloat16' is for a model: the weights of policy '{spec.policy}' are float32")
 
