@@ -23,6 +23,7 @@ from lossbench.policies.adapters import (
 from lossbench.policies.gguf import gguf_folder, is_converted
 from lossbench.policies.hardware import placement, torch_dtype
 from lossbench.policies.loaded import LoadedPolicy
+from lossbench.policies.pretrained import from_folder
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"
@@ -229,11 +230,8 @@ def _base_source(reference: str, base: str) -> Source:
 
 
 def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> Any:
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     try:
-        return kind.from_pretrained(source.folder, local_files_only=True, **options)
+        return from_folder(kind, source.folder, **options)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UsageError(

@@ -72,8 +72,9 @@ def _check_extras(settings: Settings) -> None:
 
 def _check_mode(spec: RunSpec) -> None:
     """A correction of vLLM's probabilities that a mode would leave out in silence."""
-    if spec.settings.sampler == "vllm" and spec.mode.loss_type == "vespo":
-        raise UsageError("mode 'vespo' is not corrected for vLLM's probabilities: use sampler lossbench or generate")
+    if spec.settings.sampler == "vllm" and not spec.mode.surrogate.corrects_sampler:
+        mode = f"mode '{spec.mode.name}'"
+        raise UsageError(f"{mode} is not corrected for vLLM's probabilities: use sampler lossbench or generate")
 
 
 def _check_built_in(spec: RunSpec) -> None:

@@ -24,6 +24,7 @@ from lossbench.sweep.folder import (
     default_folder,
     fresh_folder,
     new_folder,
+    run_state,
     write_plan,
 )
 from lossbench.sweep.plan import plan
@@ -31,6 +32,7 @@ from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
 from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
@@ -130,9 +132,9 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    if recipe.cispo_cap < 1 and any(spec.mode.loss_type == "cispo" for spec in planned.runs):
-        cap = f"cispo_cap = {recipe.cispo_cap:g}"
-        watch.note(f"{cap} is below 1: it is the cap itself, so it scales the gradient even at ratio 1")
+    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
+        if caution:
+            watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)
@@ -184,6 +186,9 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
                 run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
