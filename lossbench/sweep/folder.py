@@ -172,7 +172,7 @@ def write_plan(
     """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are.
 
     `claims_fingerprint` stands for the wording and margins of the recipe's claims as they are now, before the runs.
-    `mine` are the runs that this call, given as `command`, makes; `contents` fingerprints what they read.
+    `mine` are the runs that this call, given as `command`, covers (none where it adds nothing); `contents` fingerprints what they read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / GATE):
@@ -203,7 +203,7 @@ def _write_plan(
         "claims_changed": known.get("claims_changed", False) or claims != recipe.claims,
         "claims_fingerprint": known.get("claims_fingerprint", claims_fingerprint),
         **{name: known.get(name, call[name]) for name in ("command", "versions", "git", "machine")},
-        "calls": [*calls, *(() if call in calls else [call])],
+        "calls": [*calls, *([call] if call["runs"] and call not in calls else ())],
         "contents": known.get("contents", {}) | contents,
         "runs": planned,
     }
