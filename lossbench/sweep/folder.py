@@ -172,7 +172,8 @@ def write_plan(
     """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are.
 
     `claims_fingerprint` stands for the wording and margins of the recipe's claims as they are now, before the runs.
-    `mine` are the runs that this call, given as `command`, covers (none where it adds nothing); `contents` fingerprints what they read.
+    `mine` are the runs that this call, given as `command`, covers (none where nothing was left to make); `contents`
+    fingerprints what they read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / GATE):

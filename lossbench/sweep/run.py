@@ -177,8 +177,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
             check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
             write_plan(
-                folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint, mine=planned.mine if left else [],
-                command=planned.command, contents=planned.contents,
+                folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint,
+                mine=planned.mine if left else [], command=planned.command, contents=planned.contents,
             )  # fmt: skip
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
