@@ -174,8 +174,8 @@ def handle(arm: Arm) -> Line2D:
     """The legend's entry of an arm."""
     style = arm.style
     return Line2D(
-        [], [], color=style.color, linestyle=style.dash, marker=style.marker, label=clean(arm.name), markeredgecolor="white",
-        markeredgewidth=0.6,
+        [], [], color=style.color, linestyle=style.dash, marker=style.marker, label=clean(arm.name),
+        markeredgecolor="white", markeredgewidth=0.6,
     )  # fmt: skip
 
 

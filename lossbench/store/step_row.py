@@ -63,7 +63,7 @@ class StepStats:
     loss: float
     tokens: int
     entropy_sum: float
-    clipped_tokens: float
+    clipped_tokens: float | None
     kl_sum: float | None
     weight_sum: float
     grad_norm: float | None
@@ -79,7 +79,7 @@ def step_row(stats: StepStats) -> dict[str, Any]:
         "loss": _finite(stats.loss),
         "grad_norm": _finite(stats.grad_norm),
         "entropy": stats.entropy_sum / tokens if tokens else None,
-        "clip_frac": stats.clipped_tokens / tokens if tokens else None,
+        "clip_frac": stats.clipped_tokens / tokens if tokens and stats.clipped_tokens is not None else None,
         "kl": stats.kl_sum / tokens if tokens and stats.kl_sum is not None else None,
         "lr": stats.lr,
         "weight_sum": stats.weight_sum,
@@ -134,9 +134,10 @@ def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
 
     Columns: `step`, `generation` (the last one), `rows`, `lowest_reward`; `<mean>_sum` and `<mean>_rows` for each of
     `means`, which must include the lengths of correct and incorrect completions; `groups` (with rewards),
-    `zero_std_groups` (whose rewards are equal), `mixed_groups` (with correct and incorrect completions) and `mixed_gap_sum` (their mean incorrect minus
-    mean correct length). A group is one number in one generation, or in one step where the generation is null; it
-    counts in its first step. Sums of integers are exact in any order, sums of reals only the same on one thread.
+    `zero_std_groups` (whose rewards are equal), `mixed_groups` (with correct and incorrect completions) and
+    `mixed_gap_sum` (their mean incorrect minus mean correct length). A group is one number in one generation, or in one
+    step where the generation is null; it counts in its first step. Sums of integers are exact in any order, sums of
+    reals only the same on one thread.
     """
     parts = [f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()]
     names = [f"{name}_{part}" for name in means for part in ("sum", "rows")]
