@@ -15,6 +15,9 @@ def doctor(format: FormatOption = Format.table) -> None:
 
     Example: lossbench doctor
     """
+    from lossbench.extras import TRAIN, require
+
+    require("doctor", "train", *TRAIN)
     for line in _environment():
         talk(line)
     rows = _conformance()

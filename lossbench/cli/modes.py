@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.cli._shared import Format, FormatOption, print_table, show
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def modes(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if format == Format.table:
-        typer.echo(_page(mode))
+        show(_page(mode))
     else:
         print_table(_settings_rows(mode), None, format)
 
@@ -119,12 +119,10 @@ def _alpha_note(mode: "Mode") -> str:
 
 
 def _example(mode: "Mode") -> list[str]:
-    import torch
-
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     lengths, horizon = [10, 100], 128
-    weights = window_weights(mode.aggregation, torch.tensor(lengths), torch.zeros(2), horizon=horizon)
+    weights = window_weights(mode.aggregation, lengths, [0, 0], horizon=horizon)
     lines = [f"weights of two completions of one prompt, H = {horizon}:"]
     for length, weight in zip(lengths, weights.tolist(), strict=True):
         lines.append(f"  {length:>4} tokens   per token {weight:.6g}   whole row {weight * length:.6g}")

@@ -6,15 +6,14 @@ trained. So the weights go into a new model of the same configuration without it
 
 import hashlib
 import io
-import shutil
-import tempfile
 from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
 
 from lossbench.errors import UsageError, one_line
 from lossbench.extras import require
-from lossbench.policies.warmstart import cache_dir, exclusive
+from lossbench.policies.pretrained import from_folder
+from lossbench.policies.warmstart import built_once, cache_dir
 
 _VERSION = 1
 """Part of the cache key: raised whenever the code below makes another folder from the same file."""
@@ -41,17 +40,7 @@ def gguf_folder(file: Path) -> Path:
     folder = _folder(file)
     if _is_ready(folder, file):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.with_suffix(".lock")):
-        if folder.is_dir():
-            return folder
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _convert(file, unfinished)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return built_once(folder, lambda unfinished: _convert(file, unfinished))
 
 
 def _folder(file: Path) -> Path:
@@ -75,13 +64,11 @@ def _digest_of(file: Path, size_bytes: int, changed_ns: int) -> str:
 def _convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     try:
         with redirect_stderr(io.StringIO()):  # the bar of the conversion does not ask whether bars are wanted
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            wrapped = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            tokenizer = from_folder(AutoTokenizer, file.parent, gguf_file=file.name)
+            wrapped = from_folder(AutoModelForCausalLM, file.parent, gguf_file=file.name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise UsageError(f"model '{file}': transformers cannot read it ({one_line(error)})") from error
     config = wrapped.config

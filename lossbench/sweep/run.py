@@ -1,13 +1,15 @@
 """From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lossbench.errors import UsageError
+from lossbench.extras import TRAIN, require
 from lossbench.locks import sweep_lock
 from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
@@ -15,11 +17,14 @@ from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, kind_of, make_executor
 from lossbench.sweep.folder import (
-    check_checkpoints,
+    check_contents,
     check_folder,
     check_jobs,
+    check_run_folders,
     default_folder,
     fresh_folder,
+    new_folder,
+    run_state,
     write_plan,
 )
 from lossbench.sweep.plan import plan
@@ -27,6 +32,8 @@ from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
+from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -61,6 +68,8 @@ class Planned:
     mine: list[RunSpec]
     shard: Shard | None = None
     claims_fingerprint: str | None = None
+    command: str | None = None
+    contents: Contents = field(default_factory=dict)
 
     @property
     def here(self) -> bool:
@@ -68,18 +77,22 @@ class Planned:
         return kind_of(self.options.executor).here
 
 
-def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None) -> Planned:
+def plan_recipe(
+    recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None, command: str | None = None
+) -> Planned:
     """The runs of the recipe and their folder; writes nothing.
 
-    `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
+    `claims_fingerprint` stands for the wording and margins of the recipe's claims, `command` for what was called,
+    where that was not the command line. Raises UsageError for a plan or a
     folder that cannot be.
     """
+    require("a sweep", "train", *TRAIN)
     shard = parse_shard(options.shard)
     runs = plan(recipe, options.nproc_per_run)
     folder = options.out or default_folder(recipe, options.nproc_per_run)
     folder = fresh_folder(folder) if options.fresh else folder
     check_folder(folder, recipe, runs, options.nproc_per_run)
-    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint)
+    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint, command)
 
 
 @contextmanager
@@ -103,12 +116,15 @@ def interrupt_on_sigterm() -> Iterator[None]:
 def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     """The plan without duplicates, if so asked, once its models, tasks and devices have been looked at.
 
-    With `fetch`, what this machine lacks is fetched. Raises UsageError for what the runs would fail on.
+    With `fetch`, what this machine lacks is fetched, and the new folder of a `fresh` sweep is made. Raises UsageError
+    for what the runs would fail on, or what would mix two experiments in one folder.
     """
     retry = planned.options.retry_failed
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
-    preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
-    return _without_duplicates(planned, watch)
+    contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
+    check_contents(planned.folder, contents)
+    planned = replace(_without_duplicates(planned, watch), contents=contents)
+    return replace(planned, folder=new_folder(planned.folder)) if fetch and planned.options.fresh else planned
 
 
 def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
@@ -116,9 +132,9 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    if recipe.cispo_cap < 1 and any(spec.mode.loss_type == "cispo" for spec in planned.runs):
-        cap = f"cispo_cap = {recipe.cispo_cap:g}"
-        watch.note(f"{cap} is below 1: it is the cap itself, so it scales the gradient even at ratio 1")
+    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
+        if caution:
+            watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)
@@ -144,6 +160,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
     the runs that were going are stopped and marked.
     """
+    if planned.here and sys.platform == "win32":
+        raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
     wanted = Resources(
         options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address, options.slurm
@@ -156,15 +174,21 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
         with sweep_lock(folder, *cut):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
-            check_checkpoints(folder, left)
+            check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
-            write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
+            write_plan(
+                folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint,
+                mine=planned.mine if left else [], command=planned.command, contents=planned.contents,
+            )  # fmt: skip
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
             try:
                 run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
@@ -185,9 +209,13 @@ def _short_hash(runs: Sequence[RunSpec]) -> str:
 
 def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
     """Build the built-in policies that are missing from the cache."""
-    wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
-    missing = {key: built_in_policy(*key) for key in wanted if missing_policies([built_in_policy(*key)])}
+    wanted = {
+        built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params): spec
+        for spec in runs
+        if is_built_in(spec.policy)
+    }
+    missing = missing_policies(list(wanted))
     if missing:
-        names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
+        names = ", ".join(f"'{wanted[policy].policy}' seed {policy.policy_seed}" for policy in missing)
         with watch.warm_start(f"warm start of {names}") as on_step:
-            prepare_policies(list(missing.values()), cores(), on_step)
+            prepare_policies(missing, cores(), on_step)
