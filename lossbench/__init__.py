@@ -3,6 +3,8 @@
 The names below load on first use, so that importing the package (and `lossbench --help`) costs nothing heavy.
 """
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,12 @@ _LAZY = {
     "run_sweep": "lossbench.api",
     "watch": "lossbench.diagnosis.watch",
 }
+
+
+# Nobody is told what is run here, whether the hub's client was imported before or comes later.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+if "huggingface_hub.constants" in sys.modules:
+    sys.modules["huggingface_hub.constants"].HF_HUB_DISABLE_TELEMETRY = True  # type: ignore[attr-defined]
 
 
 def __getattr__(name: str):

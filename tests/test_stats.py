@@ -224,3 +224,19 @@ def test_what_cannot_be_tested_says_why(a, b, reason):
 def test_few_seeds_are_told_what_they_cannot_reach():
     result = paired(dict(enumerate([1.0, 2.0, 3.0])), dict(enumerate([0.0, 0.0, 0.0])))
     assert "smallest attainable p is 0.25" in result.statement
+
+
+def test_holm_never_lets_a_larger_p_pass_a_smaller_one():
+    # .01 × 3, .02 × 2 and .021 × 1, of which the last is below the one before.
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.021}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+
+
+def test_a_sampled_p_counts_the_observed_pattern():
+    # 20 equal differences: no drawn pattern reaches their sum, so (0 + 1)/(2 × 50,000 + 1).
+    assert sign_flip_p(np.ones(20), "greater") == pytest.approx(1 / 100_001)
+
+
+def test_the_standardised_effect_has_n_minus_one():
+    # -1 and 2: mean .5, standard deviation 3/√2 = 2.1213 with n - 1 (1.5 with n).
+    result = paired({0: -1.0, 1: 2.0}, {0: 0.0, 1: 0.0})
+    assert result.d_z == pytest.approx(0.2357, abs=1e-4)

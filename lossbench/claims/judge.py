@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from lossbench.claims.registry import ALPHA, Claim, Contrast
+from lossbench.claims.registry import ALPHA, NULL_ARMS, NULL_POLICY, REWARD_MOVED, Claim, Contrast
 from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
 from lossbench.metrics.compare import arm_values, pair_label
 from lossbench.metrics.length import METRICS
+from lossbench.metrics.paired import paired
 from lossbench.metrics.weights import EXACT_CHECKS, ExactCheck
 from lossbench.stats import (
     Interval,
@@ -65,7 +66,7 @@ def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _D
     untestable = data.untestable()
     if untestable is not None:
         return _Draft(claim, replace(untestable, notes=notes))
-    return _tested(claim, data, (*notes, *_beside(claim, metrics)))
+    return _tested(claim, data, (*notes, *_beside(claim, metrics), *_on_the_null_policy(claim, metrics)))
 
 
 def _exact_checks(claim: Claim) -> list[ExactCheck]:
@@ -82,18 +83,26 @@ class _Data:
     absent: tuple[str, ...]
     left_out: tuple[str, ...]
     undefined: int
+    untaught: bool = False
 
     @classmethod
     def of(cls, claim: Claim, metrics: pd.DataFrame) -> "_Data":
         values = {arm: arm_values(metrics, arm, str(claim.metric)) for arm in claim.arms}
         absent = tuple(arm for arm, found in values.items() if not found)
         every = list(dict.fromkeys(key for found in values.values() for key in found))
-        shared = [key for key in every if all(key in found for found in values.values())]
+        untaught = _untaught(claim, metrics)
+        shared = [
+            key for key in every if all(key in found for found in values.values()) and _policy(key) not in untaught
+        ]
         keys = [key for key in shared if all(np.isfinite(found[key]) for found in values.values())]
-        left_out = [f"{pair_label(key)}: not completed in every arm" for key in every if key not in shared]
+        left_out = [
+            f"{pair_label(key)}: {untaught.get(_policy(key), 'not completed in every arm')}"
+            for key in every
+            if key not in shared
+        ]
         left_out += [f"{pair_label(key)}: {claim.metric} has no value" for key in shared if key not in keys]
         by_arm = {arm: np.array([found.get(key, np.nan) for key in keys]) for arm, found in values.items()}
-        return cls(claim, tuple(keys), by_arm, absent, tuple(left_out), len(shared) - len(keys))
+        return cls(claim, tuple(keys), by_arm, absent, tuple(left_out), len(shared) - len(keys), bool(untaught))
 
     def contrast(self, contrast: Contrast) -> np.ndarray:
         return sum((weight * self.by_arm[arm] for arm, weight in contrast.items()), np.zeros(len(self.keys)))
@@ -108,6 +117,8 @@ class _Data:
             return None
         if not self.keys and self.undefined:
             why = f"{self.claim.metric} has no value in any seed that all its arms have"
+        elif not self.keys and self.untaught:
+            why = "the policies of its null arms never learned, so nothing could have come of any mode"
         elif not self.keys:
             why = "its arms have no completed seeds in common"
         else:
@@ -150,6 +161,40 @@ def _beside(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
             yield f"{METRICS[name].label}, {METRICS[name].unit}: {', '.join(means)}"
 
 
+def _policy(key: Hashable) -> Hashable:
+    """The warm start of a pair key."""
+    return key[0] if isinstance(key, tuple) else None
+
+
+def _untaught(claim: Claim, metrics: pd.DataFrame) -> dict[Hashable, str]:
+    """The policies on which an arm of a null control never learned, with the words for it.
+
+    There, equal lengths of two modes say nothing: no mode had anything to act on.
+    """
+    found: dict[Hashable, str] = {}
+    for arm in (arm for arm in claim.arms if arm in NULL_ARMS):
+        late, early = (arm_values(metrics, arm, name) for name in ("late_reward", "early_reward"))
+        for policy in dict.fromkeys(map(_policy, late)):
+            gains = [late[key] - early[key] for key in late if _policy(key) == policy and key in early]
+            if gains and np.isfinite(np.mean(gains)) and np.mean(gains) < REWARD_MOVED:
+                found[policy] = f"{arm} never learned from this policy"
+    return found
+
+
+def _on_the_null_policy(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
+    """Beside a claim about reward: the reward difference of its arms where they start from the null policy."""
+    if claim.metric is None or not METRICS[claim.metric].unit.startswith("reward"):
+        return
+    first, second = (arm_values(metrics, f"{arm}[{NULL_POLICY}]", "late_reward") for arm in claim.contrast)
+    found = paired(first, second)
+    if found.n >= 2:
+        low, high = three_digits(found.ci_low, "+"), three_digits(found.ci_high, "+")
+        yield (
+            f"late reward on the null policy, where the length bias is absent: {three_digits(found.difference, '+')} "
+            f"[{low}, {high}], p = {found.p_two_sided:.3g} two-sided (n = {found.n})"
+        )
+
+
 def _ratio_pairs(claim: Claim, data: _Data) -> tuple[np.ndarray, np.ndarray] | None:
     """The two arms' values for claims about two arms, None for others."""
     if len(claim.contrast) != 2 or claim.rivals:
@@ -169,11 +214,14 @@ def _non_inferior(claim: Claim, differences: np.ndarray, numbers: Verdict) -> _D
 
 
 def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verdict) -> _Draft:
-    """Intersection-union test: the contrast exceeds each rival and its negative, so the largest p is the test's."""
+    """Intersection-union test: the contrast exceeds each rival and its negative, so the largest p is the test's.
+
+    One margin below 0 contradicts, and there are two for each rival, so their intervals share the level.
+    """
     rivals = [data.contrast(rival) for rival in claim.rivals]
     margins = [differences + sign * rival for rival in rivals for sign in (-1, 1)]
     p = max(float(sign_flip_p(margin, "greater")) for margin in margins)
-    against = any(t_interval(margin).high < 0 for margin in margins)
+    against = any(t_interval(margin, 1 - ALPHA / len(margins)).high < 0 for margin in margins)
     largest = max(rivals, key=lambda rival: abs(rival.mean()))
     interval = t_interval(largest)
     low, high = three_digits(interval.low), three_digits(interval.high)
@@ -197,7 +245,7 @@ def _ratio_equivalent(claim: Claim, ratio_values: tuple[np.ndarray, np.ndarray] 
 def _per_policy(
     data: _Data, differences: np.ndarray, ratio_values: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[PolicyEffect, ...]:
-    policies = np.array([-1 if key[0] is None else key[0] for key in data.keys])  # type: ignore[index]
+    policies = np.array([-1 if _policy(key) is None else _policy(key) for key in data.keys])
     effects = []
     for policy in np.unique(policies):
         mine = policies == policy
@@ -222,7 +270,10 @@ def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
         remedy = "" if verdict.n >= 5 else "more seeds: an interval of few runs is easily misled"
         against = "the 95 % interval lies on the other side"
         if draft.claim.kind == "dominates":
-            against = "a rival effect is larger: the 95 % interval of what the claimed one has over it lies below 0"
+            against = (
+                "a rival effect is larger: the interval of what the claimed one has over it lies below 0, "
+                f"at 95 % for all {2 * len(draft.claim.rivals)} margins together"
+            )
         return replace(verdict, status="contradicted", reason=against, remedy=remedy)
     reason, remedy = _why_inconclusive(draft, verdict, f"{name} = {p:.3g}", family if p_holm is not None else 1)
     return replace(verdict, reason=reason, remedy=remedy)

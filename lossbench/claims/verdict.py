@@ -73,8 +73,9 @@ class Verdict:
             "effect": self.effect.estimate, "ci_low": self.effect.low, "ci_high": self.effect.high, "unit": self.unit,
             "confidence": self.effect.confidence, "ratio": self.ratio.estimate, "ratio_low": self.ratio.low,
             "ratio_high": self.ratio.high, "p": self.p, "p_holm": self.p_holm, "primary": self.claim.primary,
-            "paper": self.claim.paper_figure, "source": self.claim.source, "reason": self.reason,
-            "remedy": self.remedy, "notes": "; ".join(self.notes), "left_out": "; ".join(self.left_out),
+            "rank": self.claim.rank, "paper": self.claim.source_figure, "source": self.claim.source,
+            "reason": self.reason, "remedy": self.remedy, "notes": "; ".join(self.notes),
+            "left_out": "; ".join(self.left_out),
         }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from lossbench.claims.registry import ALPHA
+from lossbench.claims.registry import ALPHA, REWARD_MOVED
 from lossbench.errors import UsageError
 from lossbench.metrics.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.metrics.length import Summary, records
@@ -31,9 +31,6 @@ TRUNCATION_LIMIT = 0.10
 
 DEAD_GROUP_LIMIT = 0.80
 """Share of groups without spread in reward above which hardly any group teaches."""
-
-REWARD_MOVED = 0.02
-"""Smallest change of mean reward, early to late, that counts as learning."""
 
 CAP_TO_MEAN = 4.0
 """Smallest cap, in multiples of the early mean length, at which the length bias can show almost in full."""

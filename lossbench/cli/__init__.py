@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from lossbench.cli._shared import print_anywhere, talk
 from lossbench.errors import UsageError
 from lossbench.version import __version__
 
@@ -59,13 +60,14 @@ def main() -> None:
 
     So is what the system refuses: a path that cannot be written, a full disk.
     """
+    print_anywhere()
     try:
         app()
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except BrokenPipeError:  # whoever reads us has enough
         raise
+    except UsageError as error:
+        talk(f"error: {error}")
+        sys.exit(2)
     except OSError as error:
-        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        talk(f"error: {error.filename or 'output'}: {error.strerror or error}")
         sys.exit(2)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lossbench.cli._shared import print_table
+from lossbench.cli._shared import print_table, show
 from lossbench.probe.drift import Drift
 from lossbench.probe.findings import Findings
 
@@ -20,11 +20,12 @@ def write_findings(out: Path, found: Sequence[Findings], say: Callable[[str], No
 
     from lossbench.report.probe_figures import dose_figure, drift_figure
     from lossbench.report.style import look, save
-    from lossbench.store.write import write_json
+    from lossbench.store.write import refuse_links, write_json, write_text
 
+    refuse_links(out, "probe")
     folder = out / "probe"
     folder.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(list(_records(found))).to_csv(folder / "drift.csv", index=False)
+    write_text(folder / "drift.csv", pd.DataFrame(list(_records(found))).to_csv(index=False))
     write_json(folder / "probe.json", [one.as_dict() for one in found])
     last = found[-1]
     metric = last.drifts[0].metric
@@ -42,7 +43,7 @@ def _records(found: Sequence[Findings]) -> Iterator[dict[str, Any]]:
 def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], None]) -> None:
     """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, dose-response."""
     if format == "json":
-        print(json.dumps([one.as_dict() for one in found], indent=2, allow_nan=False))
+        show(json.dumps([one.as_dict() for one in found], indent=2, allow_nan=False))
         return
     if format == "csv":
         print_table(list(_records(found)), None, format)

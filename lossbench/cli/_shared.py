@@ -1,15 +1,19 @@
 """What the commands share: option types, one way to print a table, and the rule that talk goes to stderr."""
 
+import codecs
 import csv
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+from lossbench.text import clean
 
 GRID, TRAINING, EXECUTION, OUTPUT = "Grid", "Training", "Execution", "Output"
 
@@ -28,8 +32,36 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on
 
 
 def talk(message: str) -> None:
-    """Say something to the person, on stderr: stdout is for data."""
-    print(message, file=sys.stderr, flush=True)
+    """Print progress, a warning or a hint on stderr: stdout is for results."""
+    print(clean(message), file=sys.stderr, flush=True)
+
+
+def show(text: str, end: str = "\n") -> None:
+    """Print results on stdout, without codes that a terminal would obey."""
+    print(clean(text), end=end)
+
+
+_PLAIN = {
+    "─": "-", "–": "-", "—": "-", "−": "-", "…": "...", "×": "x", "→": "->", "⏎": "/", "α": "alpha", "λ": "lambda",
+    "γ": "gamma", "≤": "<=", "≥": ">=", "±": "+-", "·": ".", "Σ": "sum", "²": "^2", "“": '"', "”": '"', "’": "'",
+}  # fmt: skip
+
+
+def print_anywhere() -> None:
+    """Have stdout and stderr take any text: characters that their encoding lacks as plain ones, none where closed."""
+    codecs.register_error("plain", _in_plain)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="plain")
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, format: str = "table") -> None:
@@ -41,7 +73,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None
 
 def _as_json(names: list[str], rows: list[list[Any]]) -> None:
     records = [dict(zip(names, map(_plain, row), strict=True)) for row in rows]
-    print(json.dumps(records, indent=2, ensure_ascii=False, default=str))
+    show(json.dumps(records, indent=2, ensure_ascii=False, default=str))
 
 
 def _plain(value: Any) -> Any:
@@ -53,15 +85,20 @@ def _as_csv(names: list[str], rows: list[list[Any]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(rows)
-    print(text.getvalue(), end="")
+    writer.writerows([_as_text(value) for value in row] for row in rows)
+    show(text.getvalue(), end="")
+
+
+def _as_text(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula, quoted as text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _as_markdown(names: list[str], rows: list[list[Any]]) -> None:
-    print("| " + " | ".join(names) + " |")
-    print("|" + " --- |" * len(names))
+    show("| " + " | ".join(names) + " |")
+    show("|" + " --- |" * len(names))
     for row in rows:
-        print("| " + " | ".join(_cell(value).replace("|", "\\|").replace("\n", "<br>") for value in row) + " |")
+        show("| " + " | ".join(_cell(value).replace("|", "\\|").replace("\n", "<br>") for value in row) + " |")
 
 
 def _as_table(names: list[str], rows: list[list[Any]]) -> None:
@@ -102,7 +139,7 @@ def _as_plain_table(names: list[str], cells: list[list[str]], numeric: list[bool
         ).rstrip()
         for row in (names, *cells)
     ]
-    print("\n".join([lines[0], "─" * (sum(widths) + 3 * (len(widths) - 1)), *lines[1:]]))
+    show("\n".join([lines[0], "─" * (sum(widths) + 3 * (len(widths) - 1)), *lines[1:]]))
 
 
 def _cell(value: Any) -> str:
@@ -110,4 +147,4 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return clean(str(value))

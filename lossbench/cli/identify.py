@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.cli._shared import Format, FormatOption, print_table, show
 from lossbench.errors import UsageError, one_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def identify(
 
     found = identify_loss(attribute_of(target, "loss"), _adapter(call))
     if format == Format.table:
-        typer.echo("\n".join([found.sentence, *(f"  {note}" for note in found.notes), *_paste(found)]))
+        show("\n".join([found.sentence, *(f"  {note}" for note in found.notes), *_paste(found)]))
     else:
         row = {**asdict(found), "sentence": found.sentence, "notes": "; ".join(found.notes) or None}
         print_table([row], _COLUMNS, format)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.cli._shared import Format, FormatOption, print_table, show
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def modes(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if format == Format.table:
-        typer.echo(_page(mode))
+        show(_page(mode))
     else:
         print_table(_settings_rows(mode), None, format)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lossbench.cli._shared import Format, FormatOption, print_table, talk
+from lossbench.cli._shared import Format, FormatOption, print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 
@@ -30,11 +30,11 @@ def recipes(
     if not path.is_file():
         raise UsageError(unknown("recipe", name, recipe_names()))
     if copy is None:
-        print(path.read_text(), end="")
+        show(path.read_text(encoding="utf-8"), end="")
         return
     try:
-        with copy.open("x") as file:
-            file.write(path.read_text())
+        with copy.open("x", encoding="utf-8") as file:
+            file.write(path.read_text(encoding="utf-8"))
     except FileExistsError:
         raise UsageError(f"'{copy}' exists: choose another file") from None
     except OSError as error:

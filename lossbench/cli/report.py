@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lossbench.cli._shared import OUTPUT, QuietOption, print_table, talk
+from lossbench.cli._shared import OUTPUT, QuietOption, print_table, show, talk
 
 if TYPE_CHECKING:
     from lossbench.report.write import Report
@@ -46,7 +46,7 @@ def report(
 
     made = load(folder).report(out, baseline)
     if format is ReportFormat.json:
-        print((made.folder / "summary.json").read_text(encoding="utf-8"), end="")
+        show((made.folder / "summary.json").read_text(encoding="utf-8"), end="")
     else:
         _print_text(made)
     if not quiet:
@@ -61,8 +61,7 @@ def _print_text(made: "Report") -> None:
     from lossbench.report.finding import find, support
 
     finding = find(made.data)
-    print("\n".join([finding.sentence, *support(made.data, finding)]))
-    print()
+    show("\n".join([finding.sentence, *support(made.data, finding), ""]))
     print_table(arm_rows(made.data))
     if made.data.verdicts:
         print_table([verdict.row() for verdict in made.data.verdicts], VERDICT_COLUMNS, "table")

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lossbench.locks import LOCK_FILE, exclusive
+from lossbench.store.write import refuse_links
 
 SCRATCH = ".ingest"
 
@@ -22,6 +23,7 @@ def scratch_folder(out: Path) -> Iterator[Path]:
     Raises UsageError where another call writes to `out`.
     """
     scratch = out / SCRATCH
+    refuse_links(out, "runs", SCRATCH)
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)
     refusal = f"'{out}' is being written to by another call: wait for it, or give another --out"

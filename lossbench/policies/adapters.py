@@ -99,7 +99,7 @@ def adapter_base(folder: Path, reference: str) -> str | None:
         return None
     _need_peft(f"model '{reference}' is an adapter, which")
     try:
-        base = json.loads(file.read_text()).get("base_model_name_or_path")
+        base = json.loads(file.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError):
         base = None
     if not base:

@@ -6,15 +6,13 @@ trained. So the weights go into a new model of the same configuration without it
 
 import hashlib
 import io
-import shutil
-import tempfile
 from contextlib import redirect_stderr
 from functools import cache
 from pathlib import Path
 
 from lossbench.errors import UsageError, one_line
 from lossbench.extras import require
-from lossbench.policies.warmstart import cache_dir, exclusive
+from lossbench.policies.warmstart import built_once, cache_dir
 
 _VERSION = 1
 """Part of the cache key: raised whenever the code below makes another folder from the same file."""
@@ -41,17 +39,7 @@ def gguf_folder(file: Path) -> Path:
     folder = _folder(file)
     if _is_ready(folder, file):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.with_suffix(".lock")):
-        if folder.is_dir():
-            return folder
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        try:
-            _convert(file, unfinished)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return folder
+    return built_once(folder, lambda unfinished: _convert(file, unfinished))
 
 
 def _folder(file: Path) -> Path:

@@ -140,7 +140,7 @@ def _has_weights(folder: Path) -> bool:
     if not index.is_file():
         return any(not _SHARD.search(name) for name in there)
     try:
-        return set(json.loads(index.read_text())["weight_map"].values()) <= there
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()) <= there
     except (ValueError, KeyError):
         return False
 

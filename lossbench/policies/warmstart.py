@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lossbench.errors import UsageError
@@ -59,21 +59,31 @@ def ensure_policy(policy: TinyPolicy, on_step: OnStep | None = None) -> Path:
     Two processes that ask at once build it once: the second waits for the first. `on_step(done, total)` is called as
     the warm start goes. One thread, so that the weights do not depend on how many cores there are.
     """
-    path = policy_path(policy)
+    return built_once(policy_path(policy), lambda folder: _build(policy, folder, on_step))
+
+
+def built_once(path: Path, build: Callable[[Path], None]) -> Path:
+    """The folder `path` of the cache; where it is missing, `build` fills it under another name first.
+
+    Processes that ask at once build it once. Raises UsageError where the cache cannot be written.
+    """
     if path.is_dir():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(path.with_suffix(".lock")):
-        if path.is_dir():
-            return path
-        for left_over in path.parent.glob(f".{path.name}-*"):  # by a builder that was killed
-            shutil.rmtree(left_over)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    with ExitStack() as held:
         try:
-            _build(policy, unfinished, on_step)
-            unfinished.rename(path)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(exclusive(path.with_suffix(".lock")))
+            if path.is_dir():
+                return path
+            for left_over in path.parent.glob(f".{path.name}-*"):  # by a builder that was killed
+                shutil.rmtree(left_over)
+            unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        except OSError as error:
+            hint = "set LOSSBENCH_CACHE to a folder that can be written"
+            raise UsageError(f"cannot write to the cache '{path.parent}' ({error.strerror}): {hint}") from None
+        held.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        build(unfinished)
+        unfinished.rename(path)
     return path
 
 
@@ -117,7 +127,7 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     built = {**policy.as_dict(), "attempt": len(tried), "accuracy": round(tried[-1], 4)}
-    (folder / POLICY_FILE).write_text(json.dumps(built, indent=2))
+    (folder / POLICY_FILE).write_text(json.dumps(built, indent=2), encoding="utf-8")
 
 
 def accuracy(model, tokenizer) -> float:

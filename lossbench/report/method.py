@@ -9,10 +9,11 @@ METHOD: tuple[str, ...] = (
     "ratios, so it need not be the ratio of the means beside it. p-values come from the exact sign-flip test of these "
     "differences; with n pairs the smallest p is 2/2ⁿ two-sided (1/2ⁿ one-sided), so five pairs are the least for a "
     "one-sided claim at 0.05 and six for a two-sided one.",
-    "Claims are stated in the recipe before the runs. Primary claims share the level 0.05 by Holm's method. Supported "
-    "means p ≤ 0.05 after that; contradicted means that the interval lies on the other side; anything else is "
-    "inconclusive. That two arms are not distinguishable does not show that they are equal. That a ratio is "
-    "within a margin is judged by two one-sided t tests, and shown with the 90 % interval that these look at.",
+    "Claims are stated in the recipe before the runs. Primary claims share the level 0.05 by Holm's method; the others "
+    "are exploratory, each at its own 0.05. Supported means p ≤ 0.05 after that; contradicted means that the interval "
+    "lies on the other side; anything else is inconclusive. That two arms are not distinguishable does not show "
+    "that they are equal. That a ratio is within a margin is judged by two one-sided t tests, and shown with the "
+    "90 % interval that these look at.",
     "Bands in curves are pointwise: they cover the mean at one place at 95 %, not the whole curve. Curves are pooled "
     "over blocks of steps; tests use the raw windows.",
     "Length counts the tokens of a completion with its end-of-sequence token. Correct is the verifier's word on the "

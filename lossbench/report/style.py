@@ -8,6 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lossbench.store.write import replacing, write_text
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -120,10 +122,11 @@ def save(figure: "Figure", folder: Path, name: str) -> None:
         engine.execute(figure)
         figure.set_layout_engine("none")
         _round_positions(figure)
-    figure.savefig(folder / f"{name}.png", dpi=PNG_DPI, metadata={"Software": None})
+    with replacing(folder / f"{name}.png") as png:
+        figure.savefig(png, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = StringIO()
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    (folder / f"{name}.svg").write_text(_rounded_paths(svg.getvalue()), encoding="utf-8")
+    write_text(folder / f"{name}.svg", _rounded_paths(svg.getvalue()))
 
 
 def _round_positions(figure: "Figure") -> None:

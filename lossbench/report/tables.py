@@ -120,7 +120,6 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     reasons = [verdict.reason, verdict.remedy and f"what would settle it: {verdict.remedy}", *verdict.notes]
     reasons += [f"left out: {text}" for text in verdict.left_out]
     why = "; ".join(text for text in reasons if text)
-    primary = " (primary)" if claim.primary else ""
     effect = _effect(verdict.effect, verdict.unit)
     ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
     if claim.kind == "ratio-equivalent" and effect != MISSING:
@@ -132,8 +131,8 @@ def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
     ]
     p = p_value(verdict.p_holm if math.isfinite(verdict.p_holm) else verdict.p).removeprefix("p = ").removeprefix("p ")
     return (
-        Cell(f"{claim.id}{primary}: {claim.sentence}", claim.note),
-        Cell(claim.paper_figure, claim.source),
+        Cell(f"{claim.id} ({claim.rank}): {claim.sentence}", claim.note),
+        Cell(claim.source_figure, claim.source),
         Cell(effect, "\n".join([ratio, *policies] if ratio else policies)),
         Cell(verdict.status, why, strong=True, mark=verdict.status.replace(" ", "-")),
         Cell(str(verdict.n) if verdict.n else MISSING),

@@ -12,7 +12,7 @@ from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.report.summary import summary_csv, summary_json
 from lossbench.store.read import load
-from lossbench.store.write import write_json, write_text
+from lossbench.store.write import refuse_links, write_json, write_text
 
 REPORT = "report"
 
@@ -37,6 +37,8 @@ def make_report(sweep_dir: Path, baseline: str | None = None, out: Path | None =
     """
     sweep = load(sweep_dir)
     folder = out if out is not None else sweep_dir / REPORT
+    refuse_links(sweep_dir, *(() if out else (REPORT,)))
+    refuse_links(folder, "figures")
     try:
         with figure_writer(len(sweep.run_ids)) as write_figure:
             data = gather(sweep, baseline)

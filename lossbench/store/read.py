@@ -16,9 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError, one_line
+from lossbench.limits import refuse_beyond
 from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
+from lossbench.text import clean, path_component
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,13 +35,21 @@ RUN_COLUMNS = [
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that lossbench wrote. Raises UsageError naming the file where it is missing or damaged."""
+    """A JSON object that lossbench wrote. Raises UsageError naming a file that is missing, damaged or too large."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path}: not a regular file")
     try:
-        return json.loads(path.read_text())
+        refuse_beyond(path.stat().st_size / 2**20, "megabytes", str(path))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not readable as JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path}: not readable as JSON ({one_line(error)})") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: holds {type(value).__name__}; valid: a JSON object")
+    return value
 
 
 def is_sweep(path: Path) -> bool:
@@ -66,7 +76,37 @@ def load(path: str | Path) -> "Sweep":
         raise UsageError(f"'{folder}' is not a folder")
     if not is_sweep(folder):
         raise UsageError(f"'{folder}' is not a sweep: it has no {SWEEP_FILE}")
-    return Sweep(folder, read_json(folder / SWEEP_FILE))
+    spec = read_json(folder / SWEEP_FILE)
+    if not isinstance(spec.get("runs"), dict):
+        raise UsageError(f"'{folder}' is not a sweep: its plan has no runs")
+    refuse_beyond(len(spec["runs"]), "runs", str(folder))
+    for run_id, run in spec["runs"].items():
+        path_component(run_id, f"{folder / SWEEP_FILE}: run id")
+        if not isinstance(run, dict):
+            raise UsageError(f"{folder / SWEEP_FILE}: run '{run_id}' holds {type(run).__name__}; valid: a JSON object")
+        _checked({"arm": None} | run, f"{folder / SWEEP_FILE}: run '{run_id}'")
+    return Sweep(folder, _checked(spec, folder / SWEEP_FILE))
+
+
+_TEXT, _NUMBER, _WHOLE = (str, type(None)), (int, float, type(None)), (int, type(None))
+_KINDS: dict[str, tuple[type, ...]] = {
+    "recipe": (dict, type(None)), "shared": (dict,), "versions": (dict, type(None)),
+    "claims": (list, type(None)), "calls": (list,), "contents": (dict,), "baseline": _TEXT, "name": _TEXT,
+    "command": _TEXT, "claims_fingerprint": _TEXT, "arm": (str,), "mode": _TEXT, "loss_type": _TEXT,
+    "agg_mode": _TEXT, "scale_rewards": _TEXT, "policy": _TEXT, "status": (str,), "reason": _TEXT, "seed": _WHOLE,
+    "policy_seed": _WHOLE, "steps_planned": _WHOLE, "steps_done": _WHOLE, "verifier_errors": _WHOLE,
+    "wall_s": _NUMBER, "tables": (dict,), "spec": (dict,),
+}  # fmt: skip
+"""What the fields of sweep.json, of its runs, and of run.json may hold."""
+
+
+def _checked(fields: dict[str, Any], where: object) -> dict[str, Any]:
+    """`fields` as they are. Raises UsageError where one holds what lossbench never writes there."""
+    for name, value in fields.items():
+        kinds = _KINDS.get(name)
+        if kinds and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+            raise UsageError(f"{where}: {name} holds {clean(repr(value))[:60]}, which lossbench never writes there")
+    return fields
 
 
 def _tables_recorded(state: Mapping[str, Any]) -> list[str]:
@@ -106,13 +146,13 @@ class Sweep:
         state: dict[str, Any] = {"status": "pending"}
         if (folder / RUN_FILE).exists():
             try:
-                state = read_json(folder / RUN_FILE)
+                state = _checked(read_json(folder / RUN_FILE), folder / RUN_FILE)
             except UsageError as error:
                 self._problem(str(error))
             for name in _tables_recorded(state):
                 if not (folder / f"{name}.parquet").exists():
                     self._problem(f"{folder / f'{name}.parquet'}: missing, though the run is completed")
-        return {**planned, **state, "run_id": run_id, "log": str(folder / "log.txt")}
+        return {**state, **planned, "run_id": run_id, "log": str(folder / "log.txt")}
 
     def run_dir(self, run_id: str) -> Path:
         """The folder of one run."""
@@ -181,7 +221,22 @@ class Sweep:
     def _files(self, run_id: str, name: str) -> list[Path]:
         folder = self.run_dir(run_id)
         whole = folder / f"{name}.parquet"
-        return [whole] if whole.exists() else part_files(folder).get(name, [])
+        found = [whole] if whole.exists() else part_files(folder).get(name, [])
+        return [path for path in found if self._fits(path)]
+
+    def _fits(self, path: Path) -> bool:
+        """Whether the file is a regular one whose rows are within the limit: a few bytes can claim billions of them."""
+        try:
+            if not path.is_file():
+                raise UsageError(f"{path}: not a regular file, passed over")
+            refuse_beyond(pq.read_metadata(path).num_rows, "rows", str(path))
+        except (pa.ArrowException, OSError) as error:
+            self._problem(f"{path}: damaged, passed over ({one_line(error)})")
+        except UsageError as error:
+            self._problem(str(error))
+        else:
+            return True
+        return False
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:

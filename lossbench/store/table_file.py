@@ -1,7 +1,6 @@
 """One table in one parquet file that is written piece by piece, so that memory does not grow with it."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError, one_line
 from lossbench.store.schema import schema_for
-from lossbench.store.write import as_arrow
+from lossbench.store.write import as_arrow, replacing
 
 _FACTS = b"facts"
 
@@ -25,13 +24,13 @@ class TableFile:
 
     def __init__(self, path: Path, table: str, facts: Mapping[str, Any]) -> None:
         self.path, self._table = path, table
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         schema = schema_for(table)
         self._schema = schema.with_metadata({**(schema.metadata or {}), _FACTS: json.dumps(facts).encode()})
 
     def __enter__(self) -> "TableFile":
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
+        self._replacing = replacing(self.path)
+        self._writer = pq.ParquetWriter(self._replacing.__enter__(), self._schema, compression="zstd")
         return self
 
     def append(self, rows: Any) -> None:
@@ -42,9 +41,7 @@ class TableFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writer.close()
-        if kind is None:
-            self._temporary.replace(self.path)
-        self._temporary.unlink(missing_ok=True)
+        self._replacing.__exit__(kind, error, trace)
 
 
 def read_table(path: Path, table: str) -> pa.Table:

@@ -4,19 +4,22 @@ A file appears under its own name only when it is whole: it is written to a temp
 """
 
 import json
-import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lossbench.store.schema import schema_for
+from lossbench.errors import UsageError
+from lossbench.store.schema import TABLES, schema_for
 
 PARTS = "parts"
 _PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)(-rank(?P<rank>\d+))?\.parquet")
+_TEMPORARY = re.compile(r"\.(.+\.\d+|[0-9a-f]{16})\.tmp")  # with the process number: of earlier versions
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -32,7 +35,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path`, whole or not at all."""
-    _replace(path, lambda temporary: temporary.write_bytes(data))
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
 
 
 def as_arrow(table: str, rows: Any) -> pa.Table:
@@ -70,16 +74,33 @@ def _column(values: Any, kind: pa.DataType, length: int) -> pa.Array | pa.Chunke
 def write_table(path: Path, table: str, rows: Any) -> None:
     """Write one parquet file of `table` (zstd), whole or not at all."""
     arrow = as_arrow(table, rows)
-    _replace(path, lambda temporary: pq.write_table(arrow, temporary, compression="zstd"))
+    with replacing(path) as temporary:
+        pq.write_table(arrow, temporary, compression="zstd")
 
 
-def _replace(path: Path, write) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A new file beside `path` that takes its place when the block ends without an exception.
+
+    Its name cannot be foreseen and must be new, so nothing is ever written through a link that lies there.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary.touch(exist_ok=False)
     try:
-        write(temporary)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_links(folder: Path, *below: str) -> None:
+    """Raise UsageError where one of the paths `below` a folder is, or leads through, a link: it could lead anywhere."""
+    for name in below:
+        path = folder
+        for part in Path(name).parts:
+            path /= part
+            if path.is_symlink():
+                raise UsageError(f"'{path}' is a link, and nothing is written or deleted through links: replace it")
 
 
 class PartWriter:
@@ -96,23 +117,21 @@ class PartWriter:
         write_table(part_path(self.run_dir, table, step, self.rank), table, rows)
 
     def keep_up_to(self, step: int) -> None:
-        """Drop the parts of later steps, which a run that continues from `step` will write again, and joined tables."""
-        self._drop_tables()
-        for path in self.parts.iterdir():
-            match = _PART_NAME.fullmatch(path.name)
-            if match is None or (int(match["rank"] or 0) == self.rank and int(match["step"]) > step):
-                path.unlink()
+        """Drop this rank's parts of later steps, which a run that continues from `step` writes again, and whole tables.
+
+        So too what a writer that was killed left under temporary names; other files stay.
+        """
+        self._drop(lambda part: int(part["rank"] or 0) == self.rank and int(part["step"]) > step)
 
     def clear(self) -> None:
         """Drop all parts and tables of an earlier attempt."""
-        self._drop_tables()
-        for path in self.parts.iterdir():
-            path.unlink()
+        self._drop(lambda part: True)
 
-    def _drop_tables(self) -> None:
-        """Drop joined tables, and what a writer that was killed left under temporary names."""
-        for pattern in ("*.parquet", ".*.tmp"):
-            for path in self.run_dir.glob(pattern):
+    def _drop(self, is_late: Callable[[re.Match[str]], bool]) -> None:
+        for path in [*self.run_dir.iterdir(), *self.parts.iterdir()]:
+            part = _PART_NAME.fullmatch(path.name)
+            joined = path.suffix == ".parquet" and path.stem in TABLES
+            if joined or _TEMPORARY.fullmatch(path.name) or (part and is_late(part)):
                 path.unlink()
 
     def join(self) -> dict[str, int]:
@@ -130,8 +149,10 @@ class PartWriter:
     def drop_parts(self) -> None:
         """Remove the parts; the joined tables hold their rows."""
         for path in self.parts.iterdir():
-            path.unlink()
-        self.parts.rmdir()
+            if _PART_NAME.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name):
+                path.unlink()
+        with suppress(OSError):  # files that are not lossbench's own stay
+            self.parts.rmdir()
 
 
 def part_path(run_dir: Path, table: str, step: int, rank: int = 0) -> Path:

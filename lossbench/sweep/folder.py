@@ -10,9 +10,9 @@ from typing import Any
 from lossbench.errors import UsageError
 from lossbench.store.provenance import command_line, git_state, machine, versions
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
-from lossbench.store.write import write_json
+from lossbench.store.write import PARTS, refuse_links, write_json
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.checkpoint import newest_checkpoint
+from lossbench.training.checkpoint import CHECKPOINTS, newest_checkpoint
 from lossbench.training.hashed_fields import hash_of, hashed_fields
 from lossbench.training.run_spec import RunSpec
 
@@ -51,7 +51,7 @@ def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processe
 
 
 def _read_only(folder: Path) -> bool:
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
@@ -95,9 +95,10 @@ def _difference(there: Path, spec: RunSpec) -> str:
     return "; ".join(changed) or f"run {there.name} there, {spec.run_id} here"
 
 
-def check_checkpoints(folder: Path, runs: Sequence[RunSpec]) -> None:
-    """Refuse checkpoints that belong to other runs than the folders they lie in. Raises UsageError."""
+def check_run_folders(folder: Path, runs: Sequence[RunSpec]) -> None:
+    """Refuse links, which could lead anywhere, and checkpoints that belong to other runs. Raises UsageError."""
     for spec in runs:
+        refuse_links(folder, *(f"runs/{spec.run_id}/{name}" for name in (PARTS, CHECKPOINTS, "log.txt", "tensorboard")))
         newest_checkpoint(run_dir(folder, spec.run_id), spec)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError
-from lossbench.sweep.recipe import Recipe, apply_assignments, make_recipe, recipe_keys
+from lossbench.sweep.recipe import Recipe, apply_assignments, make_recipe, recipe_keys, refuse_trust
 from lossbench.sweep.run import RunOptions
 
 _AXES = ("loss_types", "agg_modes", "scale_rewards")
@@ -24,6 +24,7 @@ def resolve(
     """
     where = recipe.get("name", "recipe") if isinstance(recipe, Mapping) else str(recipe)
     keys = dict(recipe) if isinstance(recipe, Mapping) else recipe_keys(where)
+    refuse_trust(keys, where)
     given = {key: value for key, value in overrides.items() if value is not None}
     options = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
     if "out" in options:
@@ -41,11 +42,11 @@ def resolve(
 
 
 def _drop_other_axes(keys: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Modes or axes that are given replace whatever modes, axes or arms the recipe has."""
+    """Modes or axes that are given replace the recipe's modes, axes and arms, and with them its baseline."""
     named = [key for key in ("modes", *_AXES) if key in given]
     if "modes" in named and len(named) > 1:
         raise UsageError("--modes excludes --loss-types, --agg-modes and --scale-rewards: give one or the other")
-    for key in ("modes", "arms", *_AXES) if named else ():
+    for key in ("modes", "arms", "baseline", *_AXES) if named else ():
         keys.pop(key, None)
 
 

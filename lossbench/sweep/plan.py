@@ -1,6 +1,9 @@
 """From a recipe to its runs: a pure function, seed-major, so that a stopped sweep is balanced."""
 
-from lossbench.errors import UsageError
+import math
+
+from lossbench.errors import UsageError, unknown
+from lossbench.limits import refuse_beyond
 from lossbench.sweep.recipe import Arm, Recipe
 from lossbench.training.run_spec import ModeSpec, RunSpec, Settings
 
@@ -10,10 +13,21 @@ def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
 
     Raises UsageError for unknown modes, an arm named twice, or settings that do not fit each other.
     """
+    refuse_beyond(_most_runs(recipe), "runs", "the plan")
     arms = recipe_arms(recipe)
     for name, mode, arm in arms:
         _check_settings(recipe, name, mode, arm, processes)
+    names = [name for name, _, _ in arms]
+    if "baseline" in recipe.model_fields_set and recipe.baseline not in names:
+        raise UsageError(unknown("baseline", recipe.baseline, names))
     return [_run(recipe, name, mode, arm, seed, processes) for seed in recipe.seeds for name, mode, arm in arms]
+
+
+def _most_runs(recipe: Recipe) -> int:
+    """How many runs the recipe could have, counted before any mode is parsed."""
+    axes = [axis for axis in (recipe.loss_types, recipe.agg_modes, recipe.scale_rewards) if axis]
+    modes = math.prod(map(len, axes)) if axes else len(recipe.modes or ())
+    return (modes + len(recipe.arms)) * len(recipe.seeds)
 
 
 def recipe_arms(recipe: Recipe) -> list[tuple[str, ModeSpec, Arm]]:

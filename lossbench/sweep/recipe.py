@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lossbench.errors import UsageError, unknown
+from lossbench.limits import refuse_beyond
+from lossbench.text import path_component
 from lossbench.training.hashed_fields import hashed_fields
 from lossbench.training.run_spec import Settings
+
+_SEEDS_END = 2**32  # NumPy's generators take no more
+_ONLY_BY_CALL = {"trust_remote_code": "--set trust_remote_code=true", "report_to": "--report-to"}
 
 
 class Arm(BaseModel):
@@ -44,6 +50,11 @@ class Recipe(Settings):
     baseline: str = "grpo"
     claims: list[str] = Field(default_factory=list)
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return path_component(value, "name")
+
     @field_validator("seeds", mode="before")
     @classmethod
     def _parse_seeds(cls, value: Any) -> Any:
@@ -54,9 +65,9 @@ class Recipe(Settings):
     def _check_seeds(cls, value: list[int]) -> list[int]:
         if not value:
             raise ValueError("no seed: give a count such as 4, or a list such as 0,3 or 2-5")
-        if any(seed < 0 for seed in value):
-            raise ValueError("seeds are 0 or more")
-        if twice := sorted({seed for seed in value if value.count(seed) > 1}):
+        if any(not 0 <= seed < _SEEDS_END for seed in value):
+            raise ValueError(f"seeds are numbers from 0 to {_SEEDS_END - 1}")
+        if twice := sorted(seed for seed, count in Counter(value).items() if count > 1):
             raise ValueError(f"given twice: {', '.join(map(str, twice))}")
         return value
 
@@ -95,17 +106,23 @@ def parse_seeds(text: str | int) -> list[int]:
     """
     text = str(text).strip()
     if re.fullmatch(r"\d+", text):
-        return list(range(int(text)))
+        return list(_seeds(0, int(text[:20])))
     seeds: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
         if match is None:
             raise ValueError(f"'{text}' is not a count (4), a list (0,3) or a range (2-5)")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first, last = int(match[1][:20]), int((match[2] or match[1])[:20])
         if last < first:
             raise ValueError(f"range '{item}' runs backwards")
-        seeds.extend(range(first, last + 1))
+        seeds.extend(_seeds(first, last + 1))
     return seeds
+
+
+def _seeds(first: int, end: int) -> range:
+    """`first` to `end` - 1; refused, before they fill the memory, where there are more than a plan may have runs."""
+    refuse_beyond(end - first, "runs", "seeds")
+    return range(first, end)
 
 
 def recipe_dir() -> Path:
@@ -134,7 +151,7 @@ def recipe_path(name: str) -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """The keys of a recipe file. Raises UsageError where it is not TOML."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not TOML ({error})") from None
 
@@ -143,6 +160,18 @@ def recipe_keys(name: str) -> dict[str, Any]:
     """The keys of the recipe `name` (built in, or a path), its own name among them. Raises UsageError."""
     path = recipe_path(name)
     return {"name": path.stem, **read_toml(path)}
+
+
+def refuse_trust(keys: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError where a recipe, which may be someone else's, would run a model's code or upload logs."""
+    arms = keys.get("arms")
+    settings = [arm.get("set") for arm in arms if isinstance(arm, Mapping)] if isinstance(arms, list) else []
+    for table in [keys, *(changes for changes in settings if isinstance(changes, Mapping))]:
+        for key, option in _ONLY_BY_CALL.items():
+            if table.get(key):
+                raise UsageError(
+                    f"recipe '{where}': {key} is not for a recipe to decide: give {option} with the command"
+                )
 
 
 def load_recipe(name: str) -> Recipe:
@@ -166,7 +195,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
         return unknown("key", key, model.model_fields)
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{key} = {first['input']!r}: {message}" if key else message
+    given = repr(first["input"])
+    return f"{key} = {given if len(given) <= 80 else f'{given[:80]}…'}: {message}" if key else message
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:

@@ -1,6 +1,7 @@
 """From a recipe and options to completed runs. A `Watch` is told what happens on the way; nothing is printed here."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
 from lossbench.sweep.folder import (
-    check_checkpoints,
     check_folder,
     check_jobs,
+    check_run_folders,
     default_folder,
     fresh_folder,
     write_plan,
@@ -146,6 +147,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     Raises UsageError where the folder is in use or cannot be written, and KeyboardInterrupt on Ctrl-C or SIGTERM, after
     the runs that were going are stopped and marked.
     """
+    if planned.here and sys.platform == "win32":
+        raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
     wanted = Resources(
         options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address, options.slurm
@@ -158,7 +161,7 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
         with sweep_lock(folder, *cut):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
-            check_checkpoints(folder, left)
+            check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
             write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
             watch.begun(folder, planned.mine, left, executor.slots)

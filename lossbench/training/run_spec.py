@@ -74,6 +74,14 @@ class Settings(BaseModel):
     probe_every: int | None = Field(None, ge=1)  # steps
     report_to: list[str] = Field(default_factory=list)  # some of LOGGERS
 
+    @field_validator("*")
+    @classmethod
+    def _check_size(cls, value: Any) -> Any:
+        """Libraries keep counts in 32 bits."""
+        if isinstance(value, int) and value >= 2**31:
+            raise ValueError("less than 2147483648 is valid")
+        return value
+
     @field_validator("report_to")
     @classmethod
     def _check_loggers(cls, names: list[str]) -> list[str]:

@@ -296,3 +296,88 @@ def test_mechanism_figures_by_hand():
     # Equal weights, lengths 1 and 3, advantages 1 and -1: (1 - 3)/(1 + 3).
     assert sign_length_imbalance([1, 1], [1, 3], [1, -1]) == -0.5
     assert sign_length_imbalance([1, 1 / 3], [1, 3], [1, -1]) == pytest.approx(0)
+
+
+def test_holm_runs_over_primary_claims_alone():
+    # C1 (primary) and C3 (exploratory) are both tested: C1's p stays its own.
+    values = {"grpo": spread(40), "dr_grpo": spread(20, seed=1)}
+    metrics = metrics_of(values, "late_length_mean")
+    metrics["late_length_correct"] = metrics["late_length_mean"]
+    primary, other = judge_all(select(["C1", "C3"]), metrics)
+    assert primary.p_holm == primary.p == 1 / 256 and np.isnan(other.p_holm)
+    assert (primary.claim.rank, other.claim.rank, CLAIMS["C8"].rank) == ("primary", "exploratory", "exact")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.235), (np.log(0.7), np.log(0.95)), (-0.235, 0.1)])
+def test_a_ratio_is_judged_on_the_log_scale_against_both_margins(low, high):
+    # Margin 1.25: log 1.25 = .223. Each 90 % interval crosses a margin and none lies outside: inconclusive.
+    from scipy import stats
+
+    claim = replace(CLAIMS["C3"], margin=1.25)
+    unit = np.array(spread(0.0, 8, seed=3))
+    half = stats.t.ppf(0.95, 7) * unit.std(ddof=1) / np.sqrt(8)
+    logs = (low + high) / 2 + unit * (high - low) / 2 / half
+    verdict = judge(claim, metrics_of({"grpo": (20 * np.exp(logs)).tolist(), "dr_grpo": [20.0] * 8}, claim.metric))
+    assert (verdict.effect.low, verdict.effect.high) == pytest.approx((np.exp(low), np.exp(high)))
+    assert verdict.status == "inconclusive"
+
+
+def test_a_flat_stretch_of_the_dose_is_no_fall():
+    claim = CLAIMS["C9"]
+    assert judge_dose(claim, dose([2, 1, 1, 0])).status == "inconclusive"
+    assert judge_dose(claim, dose([2, 1, 0.9, 0])).status == "supported"
+
+
+def test_dominance_is_contradicted_by_chance_in_one_sweep_of_twenty_at_most():
+    # Six arms without any effect, 8 seeds: 12 margins, of which one below 0 at its own 95 % is found in every fifth.
+    arms, rng, hits, sweeps = CLAIMS["C11"].arms, np.random.default_rng(0), 0, 200
+    for _ in range(sweeps):
+        values = {arm: (20 + rng.normal(size=8)).tolist() for arm in arms}
+        hits += judge(CLAIMS["C11"], metrics_of(values, "late_length_incorrect")).status == "contradicted"
+    assert hits <= 0.05 * sweeps
+
+
+def null_arms(gains, lengths=(20.0, 20.0)):
+    """The two arms of the null control on eight seeds, of two policies whose late reward gains so much."""
+    arms = CLAIMS["C10"].arms
+    values = {arm: spread(length, size=0.3, seed=k) for k, (arm, length) in enumerate(zip(arms, lengths, strict=True))}
+    metrics = metrics_of(values, "late_length_incorrect", early_reward=0.3)
+    metrics["late_reward"] = 0.3 + metrics["policy_seed"].map(dict(enumerate(gains)))
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("gains", "status", "n"),
+    [((0.2, 0.3), "supported", 8), ((0.2, 0.01), "supported", 4), ((-0.1, 0.0), "not tested", 0)],
+)
+def test_a_null_policy_that_never_learned_shows_nothing(gains, status, n):
+    verdict = judge(CLAIMS["C10"], null_arms(gains))
+    assert (verdict.status, verdict.n) == (status, n)
+    untaught = [policy for policy, gain in enumerate(gains) if gain < 0.02]
+    assert len([text for text in verdict.left_out if "never learned from this policy" in text]) == 4 * len(untaught)
+    assert ("never learned" in verdict.reason) == (status == "not tested")
+
+
+def test_claims_about_reward_tell_the_reward_of_the_null_arms():
+    rewards = {"grpo": spread(0.6, size=0.01), "dr_grpo": spread(0.62, size=0.01, seed=1)}
+    null = {f"{arm}[selfcheck-null]": spread(mean, size=0.01, seed=k) for k, (arm, mean) in
+            enumerate({"grpo": 0.5, "dr_grpo": 0.52}.items())}  # fmt: skip
+    alone, beside = (
+        judge(CLAIMS["C4"], metrics_of(values, "late_reward")).notes for values in (rewards, rewards | null)
+    )
+    (told,) = set(beside) - set(alone)
+    assert told.startswith("late reward on the null policy, where the length bias is absent: +0.02 [")
+
+
+def test_a_claim_that_was_narrowed_names_what_was_stated():
+    from lossbench.claims.registry import _STATED_BEFORE, _digest
+
+    before = [replace(CLAIMS["C1"]), replace(CLAIMS["C9"], sentence=_STATED_BEFORE["C9"])]
+    claims, change = stated({"claims": ["C1", "C9"], "claims_fingerprint": _digest(before)})
+    assert change == "" and claims[0] == CLAIMS["C1"] and claims[1].note.endswith("and is zero at α = 1.")
+    assert claims[1].sentence == CLAIMS["C9"].sentence
+
+
+def test_figures_that_stand_in_a_plot_are_marked():
+    read_off = {name for name, claim in CLAIMS.items() if "read off the plot" in claim.source_figure}
+    assert read_off == {"C1", "C2", "C3", "C4"}

@@ -214,3 +214,17 @@ def test_summary_of_a_whole_sweep(tmp_path):
     means = summary.metrics.groupby("arm")["late_length_incorrect"].mean()
     assert means["grpo"] == pytest.approx(40, abs=3) and means["dr_grpo"] == pytest.approx(21, abs=3)
     assert np.isfinite(summary.common_reward) and summary.metrics["tokens_to_reward"].notna().all()
+
+
+def test_a_run_that_stopped_half_way_has_no_late_window(tmp_path):
+    rows = [row for step in range(1, 6) for row in rollout_rows(step, [5], [4])]
+    row = one_run(tmp_path, rows, steps_planned=10).metrics.iloc[0]
+    assert np.isnan(row["late_length_mean"]) and row["early_length_mean"] == 4.5
+
+
+def test_the_last_of_repeated_log_rows_counts(tmp_path):
+    log = [{"step": 10, "entropy": 1.0, "tokens": 8}, {"step": 9, "entropy": 0.25, "tokens": 8},
+           {"step": 10, "entropy": 3.0, "tokens": 8}]  # fmt: skip
+    row = one_run(tmp_path, rollout_rows(10, [4], [4]), steps=log).metrics.iloc[0]
+    # Steps 9 and 10 with equal tokens: (.25 + 3)/2.
+    assert row["late_entropy"] == pytest.approx(1.625)

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -144,3 +145,41 @@ def test_a_table_that_a_completed_run_wrote_and_that_is_gone_is_a_problem(tmp_pa
     found = lossbench.load(sweep)
     assert len(found.runs) == 1
     assert [text.split(": ", 1)[1] for text in found.problems] == ["missing, though the run is completed"]
+
+
+def test_the_whole_table_is_preferred_to_parts(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    writer = PartWriter(sweep / "runs" / "a")
+    writer.append("steps", 1, [step("a", 1)])
+    writer.join()
+    writer.append("steps", 2, [step("a", 2)])
+    assert lossbench.load(sweep).steps["step"].tolist() == [1]
+
+
+def test_a_run_that_continues_forgets_its_joined_tables(tmp_path):
+    sweep = make_sweep(tmp_path / "s", runs=("a",))
+    writer = PartWriter(sweep / "runs" / "a")
+    for number in (1, 2):
+        writer.append("steps", number, [step("a", number)])
+    writer.join()
+    writer.keep_up_to(1)
+    assert lossbench.load(sweep).steps["step"].tolist() == [1]
+
+
+COUNT = "SELECT count(*) AS rows, sum(length_tokens)::BIGINT AS tokens FROM {}".format
+
+
+def test_queries_see_parts_old_schemas_and_skip_what_is_damaged(tmp_path):
+    sweep = make_sweep(tmp_path / "it's [a] sweep", runs=("a", "b", "c"))
+    writer = PartWriter(sweep / "runs" / "a")
+    for number in (1, 2, 3):
+        writer.append("rollouts", number, [{"step": number, "length_tokens": 10 * number}])
+    (sweep / "runs" / "a" / "parts" / "rollouts-0000002.parquet").write_bytes(b"PAR1 but not quite")
+    (sweep / "runs" / "b").mkdir(parents=True)
+    pq.write_table(pa.table({"step": [1.0, 2.0], "length_tokens": [4, 5]}), sweep / "runs" / "b" / "rollouts.parquet")
+    loaded = lossbench.load(sweep)
+    columns = ["step", "length_tokens", "correct"]  # what an old file lacks is null
+    found = {run: loaded.query(run, "rollouts", columns, COUNT) for run in "abc"}
+    assert found["a"].to_pylist() == [{"rows": 2, "tokens": 40}] and found["c"] is None
+    assert found["b"].to_pylist() == [{"rows": 2, "tokens": 9}]
+    assert ["rollouts-0000002.parquet: damaged" in problem for problem in loaded.problems] == [True]

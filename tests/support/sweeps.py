@@ -142,10 +142,8 @@ def _patch(owner: Any, name: str, before: Callable[..., None], nth: int = 1) -> 
     setattr(owner, name, patched)
 
 
-def _half_write(path: Path, write: Callable[[Path], None]) -> None:
+def _half_write(temporary: Path, path: Path) -> None:
     """Leave half of the file under a temporary name, as a writer that was killed does."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write(temporary)
     temporary.write_bytes(temporary.read_bytes()[: temporary.stat().st_size // 2])
     _die()
 
@@ -166,7 +164,7 @@ def _kill_at(moment: str) -> None:
     elif moment == "in the reward function":
         _patch(run.TaskReward, "__call__", _die, nth=2)
     elif moment == "writing a part file":
-        _patch(write, "_replace", _half_write, nth=7)
+        _patch(Path, "replace", _half_write, nth=7)
     elif moment == "before a part file is renamed":
         _patch(Path, "replace", _die, nth=7)
     elif moment == "writing a checkpoint":

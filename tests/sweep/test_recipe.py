@@ -1,6 +1,7 @@
 import pytest
 
 from lossbench.errors import UsageError
+from lossbench.sweep.overrides import resolve
 from lossbench.sweep.plan import plan, recipe_arms
 from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import (
@@ -93,6 +94,18 @@ def test_quick_is_the_default_and_small():
         ({"num_generations": 1}, ["num_generations = 1", "greater than or equal to 2"]),
         ({"num_generations": 7}, ["64 completions", "num_generations 7"]),
         ({"seeds": []}, ["no seed"]),
+        ({"seeds": "99999999999"}, ["seeds: 99999999999 runs", "LOSSBENCH_MAX_RUNS"]),
+        ({"seeds": "0-300000000"}, ["300000001 runs"]),
+        ({"seeds": "9" * 5000}, ["beyond the limit"]),
+        ({"seeds": [2**32]}, ["0 to 4294967295"]),
+        ({"steps": 10**20}, ["steps = 1000", "less than 2147483648"]),
+        ({"warmup_steps": 10**20}, ["warmup_steps"]),
+        ({"name": "../../evil"}, ["name '../../evil'", "one name"]),
+        ({"name": "a\\b"}, ["one name"]),
+        ({"name": ".."}, ["one name"]),
+        ({"name": " "}, ["1 to 200 characters"]),
+        ({"name": "x" * 300}, ["1 to 200 characters"]),
+        ({"name": "a\x1b[2Jb"}, ["\\x1b[2J", "control characters"]),
         ({"learning_rate": "fast"}, ["learning_rate = 'fast'"]),
         ({"loss_types": ["grpo"]}, ["modes excludes loss_types"]),
         ({"epsilon_high": float("inf")}, ["epsilon_high = inf", "finite"]),
@@ -117,6 +130,9 @@ def test_a_bad_key_is_named_with_what_would_be_valid(keys, words):
         ({"per_device_train_batch_size": 808}, ["100 training prompts", "101"]),
         ({"max_completion_length": 2}, ["max_completion_length 2", "3 tokens"]),
         ({"arms": [{"mode": "grpo"}]}, ["'grpo' is given twice"]),
+        ({"baseline": "gspo"}, ["unknown baseline 'gspo'", "grpo, dr_grpo"]),
+        ({"modes": [f"grpo@length-power:{n}" for n in range(20_000)]}, ["the plan: 40000 runs", "limit of 10000"]),
+        ({"modes": None, "arms": [{"mode": "grpo", "label": str(n)} for n in range(20_000)]}, ["40000 runs"]),
         ({"arms": [{"mode": "grpo", "set": {"steps": 5}}]}, ["give it a label"]),
         ({"dtype": "bfloat16"}, ["dtype 'bfloat16'", "'selfcheck' are float32"]),
         ({"lora": {"rank": 4}}, ["unknown LoRA option 'rank'", "valid: r"]),
@@ -168,3 +184,34 @@ def test_one_prompt_a_generation_makes_equal_what_two_would_not():
     sizes = {"per_device_train_batch_size": 64}
     assert setup_of(recipe(**sizes, num_generations=64)).rows_per_micro_batch == 64
     assert setup_of(recipe(**sizes, num_generations=8)).rows_per_micro_batch == 16
+
+
+def test_a_baseline_goes_with_the_modes_that_are_replaced():
+    resolved, _ = resolve("null-control", {"modes": "dapo,dr_grpo"})
+    assert plan(resolved) and resolved.baseline == "grpo"  # the default, of which the report makes the first arm
+    with pytest.raises(UsageError, match="unknown baseline 'gspo'"):
+        plan(resolve("null-control", {"modes": "dapo,dr_grpo", "baseline": "gspo"})[0])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"trust_remote_code": True},
+        {"report_to": ["wandb"]},
+        {"arms": [{"mode": "grpo", "label": "x", "set": {"trust_remote_code": True}}]},
+        {"arms": [{"mode": "grpo", "label": "x", "set": {"report_to": ["wandb"]}}]},
+    ],
+)
+def test_a_recipe_neither_trusts_code_nor_uploads_but_a_call_may(keys, tmp_path):
+    with pytest.raises(UsageError, match="not for a recipe to decide: give --"):
+        resolve({"modes": ["grpo"], **keys}, {})
+    resolved, _ = resolve({"modes": ["grpo"]}, keys)
+    assert resolved.trust_remote_code or resolved.report_to or resolved.arms
+    assert resolve({"modes": ["grpo"], "trust_remote_code": False, "report_to": []}, {})
+
+
+def test_a_recipe_file_may_begin_with_a_byte_order_mark_and_hold_any_letter(tmp_path):
+    path = tmp_path / "café.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + 'description = "é"\nmodes = ["grpo"]\n'.encode())
+    resolved = load_recipe(str(path))
+    assert (resolved.name, resolved.description) == ("café", "é")

@@ -13,7 +13,7 @@ from lossbench.store.read import load
 from lossbench.sweep.executors.base import Ended, Resources
 from lossbench.sweep.executors.local import LocalExecutor
 from lossbench.sweep.executors.slots import plan_slots
-from lossbench.sweep.folder import check_checkpoints, run_dir
+from lossbench.sweep.folder import check_run_folders, run_dir
 from lossbench.sweep.plan import plan
 from lossbench.sweep.shards import parse_shard, take_shard
 from lossbench.training.checkpoint import checkpoint_steps, newest_checkpoint, seal
@@ -113,10 +113,10 @@ def test_only_a_sealed_checkpoint_counts_and_only_of_the_run_itself(tmp_path):
     seal(folder, 2, mine.run_id)
     seal(folder, 4, mine.run_id)
     assert newest_checkpoint(folder, mine) == (4, folder / "checkpoints" / "checkpoint-4")
-    check_checkpoints(tmp_path, runs)
+    check_run_folders(tmp_path, runs)
     seal(folder, 10, other.run_id)
     with pytest.raises(UsageError, match="checkpoint of another plan"):
-        check_checkpoints(tmp_path, runs)
+        check_run_folders(tmp_path, runs)
 
 
 def test_sweep_json_is_written_again_only_where_the_plan_grew(tmp_path):

@@ -26,7 +26,7 @@ def work(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with_parent()
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(Path(run_dir) / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     pipe.send((0, None, None))  # it has begun
