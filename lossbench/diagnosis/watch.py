@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lossbench.diagnosis.diagnose import from_series
 from lossbench.diagnosis.watch_folder import WatchFolder
 from lossbench.diagnosis.watch_metrics import group_numbers, length_metrics
 from lossbench.errors import UsageError
@@ -249,8 +250,6 @@ class Watcher:
             _log.warning("lossbench.watch: %s", sentence)
 
     def _at_exit(self) -> None:
-        from lossbench.diagnosis.diagnose import from_series
-
         if self.folder is not None:
             self.folder.close()
         if self.series and _rank() == 0:
