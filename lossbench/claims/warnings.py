@@ -13,13 +13,16 @@ from pydantic import ValidationError
 
 from lossbench.claims.registry import ALPHA, REWARD_MOVED
 from lossbench.errors import UsageError
+from lossbench.loss.aggregations import AGGREGATIONS
+from lossbench.loss.modes import Mode
+from lossbench.loss.surrogates import SURROGATES
 from lossbench.metrics.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.metrics.length import Summary, records
 from lossbench.stats import seeds_needed
 from lossbench.store.read import RUN_FILE, read_json
 from lossbench.sweep.duplicates import equal_modes
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.run_spec import ModeSpec
+from lossbench.tasks.judging import UNJUDGED
 
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
@@ -166,7 +169,7 @@ def same_experiment(evidence: Evidence) -> Iterator[str]:
         return
     plain = evidence.runs.drop_duplicates(subset=["arm"]).query("arm == mode")
     modes = [
-        ModeSpec(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
+        Mode(name=run["mode"], **{key: run[key] for key in ("loss_type", "agg_mode", "scale_rewards")})
         for run in records(plain)
     ]
     try:
@@ -239,16 +242,30 @@ def _cap_near_mean(evidence: Evidence) -> Iterator[str]:
         yield f"the cap of {cap} tokens is {ratio:.1f} times the early mean length, which hides the length bias"
 
 
+def _not_judged(evidence: Evidence, count: str) -> Iterator[str]:
+    """Per arm, the completions of all its runs in one of the counts of `UNJUDGED`."""
+    total: dict[str, int] = {}
+    for run in records(evidence.runs):
+        number = run.get(count)
+        if number is not None and number > 0:  # NaN where the run did not record it
+            total[run["arm"]] = total.get(run["arm"], 0) + int(number)
+    yield from (f"{arm}: {UNJUDGED[count].format(number)}" for arm, number in total.items())
+
+
 @_entry("verifier-errors", "warning", "read the verifier's own words in log.txt of the runs, mend it or the answers, "
         "and run the same command with --fresh")  # fmt: skip
 def _verifier_errors(evidence: Evidence) -> Iterator[str]:
-    failed: dict[str, int] = {}
-    for run in records(evidence.runs):
-        number = run.get("verifier_errors")
-        if number is not None and number > 0:  # NaN where the run did not record it
-            failed[run["arm"]] = failed.get(run["arm"], 0) + int(number)
-    for arm, number in failed.items():
-        yield f"{arm}: the verifier itself failed on {number:,} completions, which count as incorrect"
+    yield from _not_judged(evidence, "verifier_errors")
+
+
+@_entry("unjudged", "warning", "have the task's verify return True or False")
+def _unjudged(evidence: Evidence) -> Iterator[str]:
+    yield from _not_judged(evidence, "unjudged")
+
+
+@_entry("unrewarded", "warning", "have the task's reward return a number, unless those rows are not to train")
+def _unrewarded(evidence: Evidence) -> Iterator[str]:
+    yield from _not_judged(evidence, "unrewarded")
 
 
 @_entry("dead-groups", "warning", "choose prompts of middling difficulty or larger groups")
@@ -321,8 +338,11 @@ def _half_dr_grpo(evidence: Evidence) -> Iterator[str]:
 
 @_entry("one-row-micro-batch", "note", "a larger per_device_train_batch_size")
 def _one_row_micro_batch(evidence: Evidence) -> Iterator[str]:
-    if evidence.recipe.get("per_device_train_batch_size") == 1 and "micro-token-mean" in set(evidence.runs["agg_mode"]):
-        yield "micro-token-mean with one row per micro-batch is seq-mean-token-mean, so bnpo is grpo here"
+    if evidence.recipe.get("per_device_train_batch_size") != 1:
+        return
+    for name in sorted(set(evidence.runs["agg_mode"]) & set(AGGREGATIONS)):
+        if AGGREGATIONS[name].depends_on_split:
+            yield f"{name} looks at each micro-batch by itself, and here a micro-batch is one row"
 
 
 @_entry("inert-surrogates", "note", "steps_per_generation above gradient_accumulation_steps, or num_iterations above 1")
@@ -336,8 +356,9 @@ def _inert_surrogates(evidence: Evidence) -> Iterator[str]:
         yield "each generation is used for one step, so ratios are 1 and all clip-type surrogates have one gradient"
 
 
-@_entry("cispo-cap-below-one", "warning", "cispo_cap is absolute, as TRL's epsilon_high for cispo: 5.0 is usual")
-def _cispo_cap(evidence: Evidence) -> Iterator[str]:
-    cap = evidence.recipe.get("cispo_cap")
-    if cap is not None and cap < 1 and "cispo" in set(evidence.runs["loss_type"]):
-        yield f"cispo_cap = {cap:g} cuts even a ratio of 1: on-policy it only scales the gradient"
+@_entry("odd-constant", "warning", "lossbench modes NAME lists the constants with their defaults and meaning")
+def _odd_constant(evidence: Evidence) -> Iterator[str]:
+    for surrogate in (SURROGATES[name] for name in set(evidence.runs["loss_type"]) if name in SURROGATES):
+        given = {name: evidence.recipe[name] for name in surrogate.constants.model_fields if name in evidence.recipe}
+        if caution := surrogate.caution(surrogate.constants(**given)):
+            yield caution

@@ -119,12 +119,10 @@ def _alpha_note(mode: "Mode") -> str:
 
 
 def _example(mode: "Mode") -> list[str]:
-    import torch
-
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     lengths, horizon = [10, 100], 128
-    weights = window_weights(mode.aggregation, torch.tensor(lengths), torch.zeros(2), horizon=horizon)
+    weights = window_weights(mode.aggregation, lengths, [0, 0], horizon=horizon)
     lines = [f"weights of two completions of one prompt, H = {horizon}:"]
     for length, weight in zip(lengths, weights.tolist(), strict=True):
         lines.append(f"  {length:>4} tokens   per token {weight:.6g}   whole row {weight * length:.6g}")

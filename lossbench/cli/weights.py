@@ -118,18 +118,20 @@ def _weights(
 ) -> "Tensor":
     import torch
 
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     if rows is not None and rows < 1:
         raise UsageError(f"--micro-batch-rows is {rows}; valid: 1 or more")
     micro_ids_N = None if rows is None else torch.arange(len(lengths_N)) // rows
-    return window_weights(
-        mode.aggregation,
-        lengths_N.double(),
-        group_ids_N,
-        horizon=horizon,
-        micro_ids_N=micro_ids_N,
-        match_scale=match_scale,
+    return torch.from_numpy(
+        window_weights(
+            mode.aggregation,
+            lengths_N,
+            group_ids_N,
+            horizon=horizon,
+            micro_ids_N=micro_ids_N,
+            match_scale=match_scale,
+        )
     )
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lossbench.diagnosis.loss_function import HORIZON, Function, Weights, Window, make_window
-from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, format_number, window_weights
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, format_number
+from lossbench.loss.window import window_weights
 
 RTOL = 1e-4
 """Relative difference of weights up to which two formulas count as one; float32 code stays below it."""
@@ -125,7 +126,7 @@ def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundA
 
 
 def _registry_weights(window: Window, bound: BoundAggregation, horizon: float = HORIZON) -> Tensor:
-    return window_weights(bound, window.lengths_B, window.groups_B, horizon=horizon)
+    return torch.from_numpy(window_weights(bound, window.lengths_B, window.groups_B, horizon=horizon))
 
 
 def _scales_with_horizon(window: Window, bound: BoundAggregation) -> bool:
@@ -198,7 +199,8 @@ def _scope(function: Function, found: Mapping[str, Any]) -> Iterator[str]:
         split = [entry.name for entry in AGGREGATIONS.values() if entry.depends_on_split]
         micro_B = torch.arange(12) // 4
         for name in split:
-            known_B = window_weights(name, cut.lengths_B, cut.groups_B, horizon=HORIZON, micro_ids_N=micro_B)
+            weights_B = window_weights(name, cut.lengths_B, cut.groups_B, horizon=HORIZON, micro_ids_N=micro_B)
+            known_B = torch.from_numpy(weights_B)
             if torch.allclose(in_pieces, known_B, rtol=RTOL, atol=0):
                 yield f"over several micro-batches it is {name}: the divisor is the micro-batch's own"
                 break

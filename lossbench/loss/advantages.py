@@ -1,7 +1,7 @@
 """Group-relative advantages, with the three scales that TRL calls `scale_rewards`."""
 
 from lossbench.errors import unknown
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Tensor, torch
 
 SCALES = ("group", "batch", "none")
 

@@ -1,6 +1,6 @@
 """From per-token losses and row weights to one scalar, blind to whatever masked cells hold."""
 
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Array, Tensor, torch
 
 
 def check_mask(mask_BT: Tensor) -> Tensor:
@@ -29,10 +29,11 @@ def row_sums(loss_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return loss_BT.masked_fill(~live_BT, 0.0).sum(-1, dtype=dtype)
 
 
-def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor:
+def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: "Tensor | Array") -> Tensor:
     """`sum_i w_i * sum_t m_it * l_it`: the scalar loss of one batch.
 
-    `loss_BT` (B, T) in any float dtype, `mask_BT` (B, T) bool or 0/1, `weights_B` (B,). The result is float32 for half
+    `loss_BT` (B, T) in any float dtype, `mask_BT` (B, T) bool or 0/1, `weights_B` (B,), an array or a
+    tensor. The result is float32 for half
     precision, else in the dtype of `loss_BT`. Raises ValueError for shapes that disagree.
     """
     if loss_BT.shape != mask_BT.shape or loss_BT.ndim != 2:
@@ -42,4 +43,4 @@ def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor
     if weights_B.shape != loss_BT.shape[:1]:
         raise ValueError(f"weights_B has shape {tuple(weights_B.shape)}; valid: ({loss_BT.shape[0]},)")
     sums_B = row_sums(loss_BT, mask_BT)
-    return (sums_B * weights_B.to(sums_B.dtype)).sum()
+    return (sums_B * torch.as_tensor(weights_B, dtype=sums_B.dtype, device=sums_B.device)).sum()

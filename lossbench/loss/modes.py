@@ -1,6 +1,8 @@
 """Modes: a surrogate, an aggregation and an advantage scale; their names, presets and the one parser."""
 
-from dataclasses import dataclass
+import unicodedata
+
+from pydantic import BaseModel, ConfigDict
 
 from lossbench.errors import unknown
 from lossbench.loss.advantages import SCALES
@@ -23,9 +25,10 @@ _PRESET_OF = {triple: name for name, triple in PRESETS.items()}
 _FORMS = "a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards"
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(BaseModel):
     """One mode. `name` is the stored one: the preset's where the triple has one, else the full triple."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     loss_type: str
@@ -50,24 +53,27 @@ class Mode:
 
 def make_mode(loss_type: str, agg_mode: str, scale_rewards: str = "group") -> Mode:
     """The mode of a triple, under its stored name. Raises ValueError naming the unknown part and what is valid."""
-    if loss_type not in SURROGATES:
-        if loss_type in PRESETS:
-            surrogate, aggregation, scale = PRESETS[loss_type]
-            raise ValueError(
-                f"loss_type '{loss_type}' is a preset, not a surrogate: write '{surrogate}@{aggregation}/{scale}';"
-                f" valid: {', '.join(SURROGATES)}"
-            )
-        raise ValueError(unknown("loss_type", loss_type, SURROGATES))
+    if loss_type in PRESETS and loss_type not in SURROGATES:
+        surrogate, aggregation, scale = PRESETS[loss_type]
+        raise ValueError(
+            f"loss_type '{loss_type}' is a preset, not a surrogate: write '{surrogate}@{aggregation}/{scale}';"
+            f" valid: {', '.join(SURROGATES)}"
+        )
+    loss_type = SURROGATES[loss_type].name
     if scale_rewards not in SCALES:
         raise ValueError(unknown("scale_rewards", scale_rewards, SCALES))
     agg_mode = parse_aggregation(agg_mode).name
     triple = (loss_type, agg_mode, scale_rewards)
-    return Mode(_PRESET_OF.get(triple, f"{loss_type}@{agg_mode}/{scale_rewards}"), *triple)
+    name = _PRESET_OF.get(triple, f"{loss_type}@{agg_mode}/{scale_rewards}")
+    return Mode(name=name, loss_type=loss_type, agg_mode=agg_mode, scale_rewards=scale_rewards)
 
 
 def parse_mode(text: str) -> Mode:
-    """Read one mode: "dapo", "grpo@token-mean", "sapo@prompt-mean/none". Raises ValueError with the valid forms."""
-    text = text.strip()
+    """Read one mode: "dapo", "grpo@token-mean", "sapo@prompt-mean/none". Raises ValueError with the valid forms.
+
+    Invisible characters, as reports put behind @, are left out.
+    """
+    text = "".join(character for character in text if unicodedata.category(character) != "Cf").strip()
     loss_type, at, rest = text.partition("@")
     if not at:
         if text in PRESETS:

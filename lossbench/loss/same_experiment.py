@@ -6,15 +6,16 @@ ratio holds over all of them: a single window would make token-mean look proport
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from pydantic import BaseModel
+
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
-from lossbench.loss.lazy_torch import Tensor, torch
+from lossbench.loss.lazy import Tensor, torch
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
-from lossbench.loss.surrogates import SurrogateParams
+from lossbench.loss.window import window_weights
 
 Kind = Literal["same", "constant"]
 _WINDOWS, _WIDTH, _SEED, _TOLERANCE = 6, 12, 20250321, 1e-9
@@ -35,7 +36,7 @@ class Setup:
     windows_per_generation: int = 1
     horizon: float = 64.0
     match_scale: bool = False
-    params: SurrogateParams = field(default_factory=SurrogateParams)
+    params: BaseModel | None = None
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,6 @@ def _is_same(ratio: float | None) -> bool:
 def _separated_by(first: Mode, second: Mode, setup: Setup) -> str:
     """The first change of the setup that makes the two differ, tried out."""
     rows = setup.rows_per_micro_batch * setup.micro_batches
-    default_cap = replace(setup.params, cispo_cap=SurrogateParams().cispo_cap)
     changes = (
         (
             "several optimizer steps per generation (steps_per_generation > gradient_accumulation_steps, or"
@@ -140,7 +140,7 @@ def _separated_by(first: Mode, second: Mode, setup: Setup) -> str:
         ("more than one micro-batch per optimizer step", replace(setup, micro_batches=max(3, setup.micro_batches))),
         ("more than one row per micro-batch", replace(setup, rows_per_micro_batch=max(3, setup.rows_per_micro_batch))),
         ("match_scale = false", replace(setup, match_scale=False)),
-        ("another cispo_cap", replace(setup, params=default_cap)),
+        ("the surrogate's default constants", replace(setup, params=None)),
         (
             "both several optimizer steps per generation and more than one micro-batch of several rows",
             replace(setup, on_policy=False, micro_batches=3, rows_per_micro_batch=3),

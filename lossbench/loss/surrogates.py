@@ -1,68 +1,77 @@
 """Surrogates: the loss of one token, before any aggregation.
 
-Each function takes log-probabilities (B, T) of the current and of the sampling policy, advantages (B,) or (B, T), the
-mask (B, T) and the parameters, and returns (B, T) losses to be minimised, float32 for half precision. Masked cells are
+A surrogate takes log-probabilities (B, T) of the current and of the sampling policy, advantages (B,) or (B, T), the
+mask (B, T) and its constants, and returns (B, T) losses to be minimised, float32 for half precision. Masked cells are
 replaced before any exponential, so whatever they hold reaches neither the value nor the gradient of a live cell.
 
 Notation: r = exp(logp - old_logp), A the advantage, sg() stops the gradient. Formulas follow the code of TRL 1.16 and
-ms-swift 4.6. Adding a surrogate means adding one entry to `SURROGATES`.
+ms-swift 4.6. Adding a surrogate means adding one entry to `SURROGATES`, with a `Constants` class where it has constants
+of its own: recipes and `--set` take them from there.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal
 
-from lossbench.errors import unknown
-from lossbench.loss.lazy_torch import Tensor, torch
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from lossbench.loss.lazy import Tensor, torch
 from lossbench.loss.masked_sums import widen
+from lossbench.registry import Registry
 
 Level = Literal["token", "sequence", "sequence_token"]
 
 
-@dataclass(frozen=True)
-class SurrogateParams:
-    """The constants of all surrogates; the defaults are TRL's, but for `cispo_cap` (TRL falls back to epsilon = 0.2).
+class Constants(BaseModel):
+    """The constants of a surrogate, with defaults, bounds and meaning; TRL's defaults unless a description says more.
 
-    `epsilon_low`, `epsilon_high`: the clip range is [1 - low, 1 + high]. `delta`: upper bound of the unclipped ratio
-    (None: no bound). `cispo_cap`: the bound of cispo's ratio itself, TRL's `epsilon_high` for that loss; below 1 it
-    scales every on-policy gradient. `gmpo_epsilon`: half-width of gmpo's clip range in log space.
-    `importance_sampling_level`: `token`, `sequence` (one ratio per row, the exponential of its mean log-ratio) or
-    `sequence_token` (that value, with a gradient per token). Raises ValueError for values outside their range.
+    The level of the importance ratio is common to all; vespo and gmpo have one for the correction of the KL term only.
+    `sequence` is one ratio per row, the exponential of its mean log-ratio; `sequence_token` the same value with a
+    gradient per token. Raises pydantic's ValidationError, a ValueError, for values out of bounds.
     """
 
-    epsilon_low: float = 0.2
-    epsilon_high: float = 0.2
-    delta: float | None = None
-    cispo_cap: float = 5.0
-    sapo_tau_pos: float = 1.0
-    sapo_tau_neg: float = 1.05
-    vespo_k_pos: float = 2.0
-    vespo_lambda_pos: float = 3.0
-    vespo_k_neg: float = 3.0
-    vespo_lambda_neg: float = 2.0
-    gmpo_epsilon: float = 0.4
-    importance_sampling_level: Level = "token"
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
-    def __post_init__(self) -> None:
-        """Refuse values outside their range."""
-        for name in (
-            "cispo_cap",
-            "sapo_tau_pos",
-            "sapo_tau_neg",
-            "vespo_lambda_pos",
-            "vespo_lambda_neg",
-            "gmpo_epsilon",
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; valid: above 0")
-        for name in ("epsilon_low", "epsilon_high", "vespo_k_pos", "vespo_k_neg"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; valid: 0 or more")
-        if self.delta is not None and not self.delta > 0:
-            raise ValueError(f"delta is {self.delta}; valid: above 0, or None for no bound")
-        if self.importance_sampling_level not in get_args(Level):
-            raise ValueError(unknown("importance_sampling_level", str(self.importance_sampling_level), get_args(Level)))
+    importance_sampling_level: Level = Field(default="token", description="level of the importance ratio")
+
+
+class ClipConstants(Constants):
+    """The clip range [1 - epsilon_low, 1 + epsilon_high] and the bound of the unclipped ratio."""
+
+    epsilon_low: float = Field(0.2, ge=0, description="the ratio is clipped below 1 - epsilon_low")
+    epsilon_high: float = Field(0.2, ge=0, description="the ratio is clipped above 1 + epsilon_high")
+    delta: float | None = Field(None, gt=0, description="upper bound of the unclipped ratio; none: no bound")
+
+
+class CispoConstants(Constants):
+    """The cap of the ratio."""
+
+    cispo_cap: float = Field(
+        5.0, gt=0, description="bound of the ratio itself, TRL's epsilon_high for cispo (there 0.2 unless set)"
+    )
+
+
+class SapoConstants(Constants):
+    """Temperatures of the sigmoid gate."""
+
+    sapo_tau_pos: float = Field(1.0, gt=0, description="temperature of the gate for positive advantages")
+    sapo_tau_neg: float = Field(1.05, gt=0, description="temperature of the gate for negative advantages")
+
+
+class VespoConstants(Constants):
+    """Shape of the weight of a row's importance."""
+
+    vespo_k_pos: float = Field(2.0, ge=0, description="power of w for advantages of 0 or more")
+    vespo_lambda_pos: float = Field(3.0, gt=0, description="decay of w for advantages of 0 or more")
+    vespo_k_neg: float = Field(3.0, ge=0, description="power of w for negative advantages")
+    vespo_lambda_neg: float = Field(2.0, gt=0, description="decay of w for negative advantages")
+
+
+class GmpoConstants(Constants):
+    """The clip range in log space."""
+
+    gmpo_epsilon: float = Field(0.4, gt=0, description="log-ratios are clipped to ± gmpo_epsilon")
 
 
 @dataclass(frozen=True)
@@ -83,28 +92,67 @@ class Tokens:
             return mean_B1.expand_as(self.log_ratio_BT)
         return self.logp_BT - self.logp_BT.detach() + mean_B1.detach()
 
+    def ratio(self, constants: Constants) -> Tensor:
+        """Importance ratio (B, T) at the level that the constants name."""
+        return torch.exp(self.log_weight(constants.importance_sampling_level))
+
 
 @dataclass(frozen=True)
 class Surrogate:
-    """One surrogate: `fn(logp_BT, old_logp_BT, advantages_B, mask_BT, params) -> loss_BT`, and what is known about it.
+    """One surrogate: the token losses of a batch made safe, its constants, and what is known about it.
 
-    `loss_of` is the same mathematics on a batch made safe already; `clipped_of` marks where the clip or cap takes part
-    of the token's gradient away.
+    `clipped_of` marks where the clip or cap takes part of a token's gradient away; None where nothing is ever clipped.
+    `sequence_level` takes the ratio per row unless the constants ask for `sequence_token`. `corrects_sampler` says
+    whether the ratio to another sampler's probabilities may multiply the loss. `caution` gives a warning about
+    constants that are allowed but rarely meant.
     """
 
     name: str
-    loss_of: Callable[[Tokens, SurrogateParams], Tensor]
-    clipped_of: Callable[[Tokens, SurrogateParams], Tensor]
+    loss_of: Callable[[Tokens, Any], Tensor]
+    clipped_of: Callable[[Tokens, Any], Tensor] | None
     formula: str
     source: str
     caveat: str = ""
+    constants: type[Constants] = Constants
+    sequence_level: bool = False
+    corrects_sampler: bool = True
+    caution: Callable[[Any], str | None] = lambda constants: None
+
+    def constants_of(self, params: BaseModel | None = None) -> Constants:
+        """This surrogate's constants out of any model that has them (settings, a recipe); its defaults for the rest."""
+        found = self.constants() if params is None else params
+        if not isinstance(found, self.constants):
+            found = self.constants.model_validate(found, from_attributes=True)
+        if self.sequence_level and found.importance_sampling_level == "token":
+            found = found.model_copy(update={"importance_sampling_level": "sequence"})
+        return found
 
     def fn(
-        self, logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, params: SurrogateParams
+        self,
+        logp_BT: Tensor,
+        old_logp_BT: Tensor,
+        advantages_B: Tensor,
+        mask_BT: Tensor,
+        params: BaseModel | None = None,
     ) -> Tensor:
         """Token losses (B, T), 0 in masked cells. Raises ValueError for shapes that disagree."""
         tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
-        return torch.where(tokens.live_BT, self.loss_of(tokens, params), 0.0)
+        return torch.where(tokens.live_BT, self.loss_of(tokens, self.constants_of(params)), 0.0)
+
+    def clipped_BT(
+        self,
+        logp_BT: Tensor,
+        old_logp_BT: Tensor,
+        advantages_B: Tensor,
+        mask_BT: Tensor,
+        params: BaseModel | None = None,
+    ) -> Tensor | None:
+        """Bool (B, T): live tokens with an advantage whose gradient the clip or cap changes; None as `clipped_of`."""
+        if self.clipped_of is None:
+            return None
+        with torch.no_grad():
+            tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
+            return self.clipped_of(tokens, self.constants_of(params)) & tokens.live_BT & (tokens.advantages_BX != 0)
 
 
 def safe_tokens(logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Tokens:
@@ -125,69 +173,66 @@ def safe_tokens(logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask
     )
 
 
-def _clip(tokens: Tokens, params: SurrogateParams, level: Level | None = None) -> Tensor:
-    ratio_BT = torch.exp(tokens.log_weight(level or params.importance_sampling_level))
-    clipped_BT = torch.clamp(ratio_BT, 1 - params.epsilon_low, 1 + params.epsilon_high)
-    bounded_BT = ratio_BT if params.delta is None else torch.clamp(ratio_BT, max=params.delta)
+def _clip(tokens: Tokens, constants: ClipConstants) -> Tensor:
+    ratio_BT = tokens.ratio(constants)
+    clipped_BT = torch.clamp(ratio_BT, 1 - constants.epsilon_low, 1 + constants.epsilon_high)
+    bounded_BT = ratio_BT if constants.delta is None else torch.clamp(ratio_BT, max=constants.delta)
     return -torch.minimum(bounded_BT * tokens.advantages_BX, clipped_BT * tokens.advantages_BX)
 
 
-def _clip_active(tokens: Tokens, params: SurrogateParams, level: Level | None = None) -> Tensor:
-    ratio_BT = torch.exp(tokens.log_weight(level or params.importance_sampling_level))
-    low_BT = (ratio_BT < 1 - params.epsilon_low) & (tokens.advantages_BX < 0)
-    high_BT = (ratio_BT > 1 + params.epsilon_high) & (tokens.advantages_BX > 0)
-    return low_BT | high_BT if params.delta is None else low_BT | high_BT | (ratio_BT > params.delta)
+def _clip_active(tokens: Tokens, constants: ClipConstants) -> Tensor:
+    ratio_BT = tokens.ratio(constants)
+    low_BT = (ratio_BT < 1 - constants.epsilon_low) & (tokens.advantages_BX < 0)
+    high_BT = (ratio_BT > 1 + constants.epsilon_high) & (tokens.advantages_BX > 0)
+    return low_BT | high_BT if constants.delta is None else low_BT | high_BT | (ratio_BT > constants.delta)
 
 
-def _gspo_level(params: SurrogateParams) -> Level:
-    return "sequence" if params.importance_sampling_level == "token" else params.importance_sampling_level
+def _cispo(tokens: Tokens, constants: CispoConstants) -> Tensor:
+    capped_BT = torch.clamp(tokens.ratio(constants), max=constants.cispo_cap)
+    return -capped_BT.detach() * tokens.advantages_BX * tokens.logp_BT
 
 
-def _cispo(tokens: Tokens, params: SurrogateParams) -> Tensor:
-    ratio_BT = torch.exp(tokens.log_weight(params.importance_sampling_level))
-    return -torch.clamp(ratio_BT, max=params.cispo_cap).detach() * tokens.advantages_BX * tokens.logp_BT
+def _cispo_caution(constants: CispoConstants) -> str | None:
+    if constants.cispo_cap >= 1:
+        return None
+    return (
+        f"cispo_cap = {constants.cispo_cap:g} is below 1, so it cuts even a ratio of 1: on-policy it only scales the "
+        "gradient. It is absolute, as TRL's epsilon_high for cispo: 5.0 is usual"
+    )
 
 
-def _cispo_active(tokens: Tokens, params: SurrogateParams) -> Tensor:
-    return torch.exp(tokens.log_weight(params.importance_sampling_level)) > params.cispo_cap
-
-
-def _sapo(tokens: Tokens, params: SurrogateParams) -> Tensor:
-    ratio_BT = torch.exp(tokens.log_weight(params.importance_sampling_level))
-    positive = tokens.advantages_BX > 0
-    tau_pos, tau_neg = (ratio_BT.new_tensor(tau) for tau in (params.sapo_tau_pos, params.sapo_tau_neg))
-    tau_BX = torch.where(positive, tau_pos, tau_neg)
+def _sapo(tokens: Tokens, constants: SapoConstants) -> Tensor:
+    ratio_BT = tokens.ratio(constants)
+    tau_BX = _by_sign(tokens.advantages_BX > 0, ratio_BT, constants.sapo_tau_pos, constants.sapo_tau_neg)
     return -torch.sigmoid(tau_BX * (ratio_BT - 1)) * 4 / tau_BX * tokens.advantages_BX
 
 
-def _never(tokens: Tokens, params: SurrogateParams) -> Tensor:
-    return torch.zeros_like(tokens.live_BT)
+def _by_sign(positive_BX: Tensor, like: Tensor, if_positive: float, otherwise: float) -> Tensor:
+    return torch.where(positive_BX, like.new_tensor(if_positive), like.new_tensor(otherwise))
 
 
 _VESPO_LOG_FLOOR, _VESPO_LOG_CEILING = math.log(1e-8), 20.0
 
 
-def _vespo(tokens: Tokens, params: SurrogateParams) -> Tensor:
+def _vespo(tokens: Tokens, constants: VespoConstants) -> Tensor:
     log_w_B1 = tokens.log_ratio_BT.detach().clamp(-_VESPO_LOG_CEILING, _VESPO_LOG_CEILING).sum(-1, keepdim=True)
     log_w_B1 = log_w_B1.clamp(_VESPO_LOG_FLOOR, _VESPO_LOG_CEILING)
-    positive = tokens.advantages_BX >= 0
-    k_pos, k_neg = (log_w_B1.new_tensor(k) for k in (params.vespo_k_pos, params.vespo_k_neg))
-    lambda_pos, lambda_neg = (log_w_B1.new_tensor(v) for v in (params.vespo_lambda_pos, params.vespo_lambda_neg))
-    k_BX = torch.where(positive, k_pos, k_neg)
-    lambda_BX = torch.where(positive, lambda_pos, lambda_neg).clamp(min=1e-4)
+    positive_BX = tokens.advantages_BX >= 0
+    k_BX = _by_sign(positive_BX, log_w_B1, constants.vespo_k_pos, constants.vespo_k_neg)
+    lambda_BX = _by_sign(positive_BX, log_w_B1, constants.vespo_lambda_pos, constants.vespo_lambda_neg).clamp(min=1e-4)
     phi_BX = torch.exp(lambda_BX + k_BX * log_w_B1 - lambda_BX * torch.exp(log_w_B1))
     return -phi_BX * tokens.advantages_BX * tokens.logp_BT
 
 
-def _vespo_active(tokens: Tokens, params: SurrogateParams) -> Tensor:
+def _vespo_active(tokens: Tokens, constants: VespoConstants) -> Tensor:
     log_w_B1 = tokens.log_ratio_BT.sum(-1, keepdim=True)
     outside_B1 = (log_w_B1 < _VESPO_LOG_FLOOR) | (log_w_B1 > _VESPO_LOG_CEILING)
     return outside_B1.expand_as(tokens.live_BT)
 
 
-def _gmpo(tokens: Tokens, params: SurrogateParams) -> Tensor:
+def _gmpo(tokens: Tokens, constants: GmpoConstants) -> Tensor:
     log_ratio_BT = tokens.log_ratio_BT
-    inside_BT = log_ratio_BT.clamp(-params.gmpo_epsilon, params.gmpo_epsilon)
+    inside_BT = log_ratio_BT.clamp(-constants.gmpo_epsilon, constants.gmpo_epsilon)
     one_sided_BT = torch.where(
         tokens.advantages_BX > 0, torch.minimum(log_ratio_BT, inside_BT), torch.maximum(log_ratio_BT, inside_BT)
     )
@@ -195,21 +240,12 @@ def _gmpo(tokens: Tokens, params: SurrogateParams) -> Tensor:
     return (-torch.exp(mean_B1) * tokens.advantages_BX).expand_as(log_ratio_BT)
 
 
-def _gmpo_active(tokens: Tokens, params: SurrogateParams) -> Tensor:
-    high_BT = (tokens.log_ratio_BT > params.gmpo_epsilon) & (tokens.advantages_BX > 0)
-    return high_BT | (tokens.log_ratio_BT < -params.gmpo_epsilon) & (tokens.advantages_BX < 0)
+def _gmpo_active(tokens: Tokens, constants: GmpoConstants) -> Tensor:
+    high_BT = (tokens.log_ratio_BT > constants.gmpo_epsilon) & (tokens.advantages_BX > 0)
+    return high_BT | (tokens.log_ratio_BT < -constants.gmpo_epsilon) & (tokens.advantages_BX < 0)
 
 
-SURROGATES: dict[str, Surrogate] = {}
-
-
-def register(entry: Surrogate) -> None:
-    """Add a surrogate to the registry. Raises ValueError where the name is taken."""
-    if entry.name in SURROGATES:
-        raise ValueError(f"surrogate name {entry.name!r} is taken; valid: a name not in {', '.join(SURROGATES)}")
-    SURROGATES[entry.name] = entry
-
-
+SURROGATES: Registry[Surrogate] = Registry("loss_type")
 for _entry in (
     Surrogate(
         name="grpo",
@@ -218,30 +254,36 @@ for _entry in (
         formula="−min(min(r, δ)·A, clip(r, 1−ε_low, 1+ε_high)·A)",
         source="PPO clip as in GRPO (arXiv:2402.03300); two-sided δ from INTELLECT-2; TRL 1.16",
         caveat="inert while r = 1; papers print one ε for both sides; verl adds a dual clip at c = 3 for A < 0",
+        constants=ClipConstants,
     ),
     Surrogate(
         name="cispo",
         loss_of=_cispo,
-        clipped_of=_cispo_active,
+        clipped_of=lambda tokens, constants: tokens.ratio(constants) > constants.cispo_cap,
         formula="−sg(min(r, cap))·A·log π",
         source="CISPO (MiniMax-M1, arXiv:2506.13585); TRL 1.16, ms-swift 4.6",
-        caveat="cap is absolute (1 + ε_high in verl, slime, NeMo-RL); the value contains log π: losses do not compare",
+        caveat="cap is absolute (1 + ε_high in verl, slime, NeMo-RL); its value contains log π and compares with none",
+        constants=CispoConstants,
+        caution=_cispo_caution,
     ),
     Surrogate(
         name="sapo",
         loss_of=_sapo,
-        clipped_of=_never,
+        clipped_of=None,
         formula="−σ(τ·(r−1))·(4/τ)·A,  τ = τ_pos if A > 0 else τ_neg",
         source="SAPO (arXiv:2511.20347); TRL 1.16, verl, ms-swift 4.6",
         caveat="some articles print no 4/τ: their gradient is τ/4 of this one; no hard clip",
+        constants=SapoConstants,
     ),
     Surrogate(
         name="gspo",
-        loss_of=lambda tokens, params: _clip(tokens, params, _gspo_level(params)),
-        clipped_of=lambda tokens, params: _clip_active(tokens, params, _gspo_level(params)),
+        loss_of=_clip,
+        clipped_of=_clip_active,
         formula="−min(s·A, clip(s, 1−ε_low, 1+ε_high)·A),  s = exp(mean_t log r)",
         source="GSPO (arXiv:2507.18071); TRL importance_sampling_level='sequence'",
         caveat="the paper's ε are near 3e-4; with a sum over tokens a row's term is repeated over its live tokens",
+        constants=ClipConstants,
+        sequence_level=True,
     ),
     Surrogate(
         name="vespo",
@@ -250,6 +292,8 @@ for _entry in (
         formula="−sg(φ(w))·A·log π,  φ(w) = e^λ·w^k·e^(−λw),  w = exp(Σ_t log r)",
         source="VESPO (arXiv:2602.10693); TRL 1.16",
         caveat="the value contains log π, so losses are not comparable; w is a product over the row, not a mean",
+        constants=VespoConstants,
+        corrects_sampler=False,
     ),
     Surrogate(
         name="gmpo",
@@ -258,17 +302,12 @@ for _entry in (
         formula="−exp(mean_t clip₁(log r, ±ε))·A, clipped on the side of A only",
         source="GMPO (arXiv:2507.20673); TRL 1.16 experimental, verl geo_mean",
         caveat="TRL's gmpo is gmpo@seq-mean-token-mean; verl's takes a plain mean per micro-batch",
+        constants=GmpoConstants,
     ),
 ):
-    register(_entry)
+    SURROGATES.add(_entry)
 
-
-def clipped_BT(
-    name: str, logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor, params: SurrogateParams
-) -> Tensor:
-    """Bool (B, T): live tokens where the surrogate's clip or cap is active. Raises ValueError for an unknown name."""
-    if name not in SURROGATES:
-        raise ValueError(unknown("surrogate", name, SURROGATES))
-    with torch.no_grad():
-        tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
-        return SURROGATES[name].clipped_of(tokens, params) & tokens.live_BT
+# Every surrogate's constants as one model: settings, recipes and `--set` embed it whole.
+SurrogateParams: Any = create_model(
+    "SurrogateParams", __base__=tuple(dict.fromkeys(entry.constants for entry in SURROGATES.values()))
+)

@@ -1,88 +1,128 @@
-"""Which rows share an optimizer step, and what each weighs in it.
+"""The row weights of one optimizer step: the one computation that training, probe, reports and tests share.
 
 A generation of rollouts is cut into micro-batches; a window (one optimizer step) takes some of them, on every rank. The
 part of a generation that falls into one window is a *segment*. A row term needs its segment alone; the window's scalar
 needs all segments, so it is known when the window is full. Every rank computes this from the same gathered lengths, in
-float64, so ranks agree to the last bit.
+float64, so ranks agree to the last bit. Wherever arrays are taken, so are tensors on the CPU.
 """
 
+import math
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from lossbench.loss.aggregations import BoundAggregation, Rows, Totals, matched_scalar, tokens_of
+from lossbench.loss.aggregations import BoundAggregation, Rows, Totals, parse_aggregation
+from lossbench.loss.lazy import Array, ArrayLike, np
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One generation as it was dealt out: R ranks, C micro-batches each, B rows each; int64 (R, C, B) on the CPU.
+    """One generation as it was dealt out: R ranks, C micro-batches each, B rows each; whole numbers (R, C, B).
 
     `rows_RCB` numbers the generation's rows before they were shuffled; `lengths_RCB` counts loss tokens.
     """
 
-    lengths_RCB: Tensor
-    groups_RCB: Tensor
-    rows_RCB: Tensor
+    lengths_RCB: ArrayLike
+    groups_RCB: ArrayLike
+    rows_RCB: ArrayLike
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches per rank, C."""
-        return self.lengths_RCB.shape[1]
+        return np.shape(self.lengths_RCB)[1]
 
 
 @dataclass
 class Window:
-    """The optimizer step that is being accumulated."""
+    """The optimizer step that is being accumulated. Raises ValueError for a horizon that is not above 0."""
 
     aggregation: BoundAggregation
     horizon: float
     match_scale: bool = False
-    rows: int = 0
-    prompts: int = 0
-    micro_batches: int = 0
-    tokens: int = 0
-    row_term_sum: float = 0.0
     terms_of_row: dict[int, float] = field(default_factory=dict)
+    totals: Totals = field(init=False)
 
-    def add_segment(self, layout: Layout, first: int, last: int) -> Tensor:
-        """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B).
+    def __post_init__(self) -> None:
+        """Start with empty totals."""
+        if not (self.horizon > 0 and math.isfinite(self.horizon)):
+            raise ValueError(f"horizon is {self.horizon}; valid: a finite number above 0")
+        self.totals = Totals(self.horizon)
 
-        A group counts once per segment: where a window uses a generation twice, each pass is rows of its own.
+    def add(self, lengths_N: ArrayLike, group_ids_N: ArrayLike, micro_ids_N: ArrayLike) -> Array:
+        """Take rows into the window; returns their row terms (N,), float64, exactly 0 where a row is empty.
+
+        A group counts once per call: where a window uses a generation twice, each pass is rows of its own. Raises
+        ValueError where lengths and exponent give terms that float64 cannot hold.
         """
-        lengths_RCB = layout.lengths_RCB[:, first:last].double()
-        ranks, count, size = lengths_RCB.shape
-        lengths_N = lengths_RCB.flatten()
-        groups_N = layout.groups_RCB[:, first:last].flatten()
-        micro_N = torch.arange(ranks * count).repeat_interleave(size)
-        terms_N = self.aggregation.row_term(
-            Rows(
-                lengths_N,
-                tokens_of(lengths_N, groups_N),
-                tokens_of(lengths_N, micro_N),
-                self.horizon,
-                self.aggregation.alpha,
+        alpha = self.aggregation.alpha
+        lengths_N, groups_N, micro_N = np.asarray(lengths_N, float), np.asarray(group_ids_N), np.asarray(micro_ids_N)
+        live_N = lengths_N > 0
+        with np.errstate(all="ignore"):
+            terms_N = self.aggregation.entry.row_term(Rows(lengths_N, groups_N, micro_N, self.horizon, alpha))
+        terms_N = np.where(live_N, terms_N, 0.0)
+        if not np.isfinite(terms_N).all() or (alpha is not None and not (terms_N[live_N] > 0).all()):
+            raise ValueError(
+                f"agg_mode '{self.aggregation.name}': the weights of {lengths_N.min():g} to {lengths_N.max():g} tokens "
+                "leave the range of floats; valid: a number nearer to 0"
             )
+        self.totals += Totals(
+            self.horizon,
+            rows=len(lengths_N),
+            prompts=len(np.unique(groups_N)),
+            micro_batches=len(np.unique(micro_N)),
+            tokens=float(lengths_N.sum()),
+            row_term_sum=float(terms_N.sum()),
         )
-        self.rows += len(lengths_N)
-        self.prompts += len(torch.unique(groups_N))
-        self.micro_batches += ranks * count
-        self.tokens += int(lengths_N.sum())
-        self.row_term_sum += float(terms_N.sum())
-        self.terms_of_row.update(zip(layout.rows_RCB[:, first:last].flatten().tolist(), terms_N.tolist(), strict=True))
-        return terms_N.view(ranks, count, size)
+        return terms_N
 
-    @property
-    def totals(self) -> Totals:
-        """The window's additive sums so far."""
-        return Totals(self.rows, self.prompts, self.micro_batches, self.tokens, self.row_term_sum, self.horizon)
+    def add_segment(self, layout: Layout, first: int, last: int) -> Array:
+        """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
+        lengths_RCB, groups_RCB, rows_RCB = (
+            np.asarray(values_RCB)[:, first:last]
+            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB)
+        )
+        ranks, count, size = lengths_RCB.shape
+        micro_N = np.arange(ranks * count).repeat(size)
+        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N)
+        self.terms_of_row.update(zip(rows_RCB.ravel().tolist(), terms_N.tolist(), strict=True))
+        return terms_N.reshape(ranks, count, size)
 
     @property
     def scalar(self) -> float:
-        """What the gradients accumulated with row terms are multiplied by; right once the window is full."""
-        return matched_scalar(self.totals) if self.match_scale else self.aggregation.scalar(self.totals)
+        """What row terms, or the gradients accumulated with them, are multiplied by; right once the window is full.
+
+        0 for a window without live tokens. With `match_scale` the row weights add up to 1/horizon, as Dr. GRPO's do.
+        """
+        totals = self.totals
+        divisor = totals.row_term_sum * totals.horizon if self.match_scale else self.aggregation.entry.divisor(totals)
+        return 1.0 / divisor if totals.tokens > 0 and divisor > 0 else 0.0
 
     @property
     def weight_sum(self) -> float:
         """Sum of the row weights: the effective normaliser."""
-        return self.scalar * self.row_term_sum
+        return self.scalar * self.totals.row_term_sum
+
+
+def window_weights(
+    aggregation: str | BoundAggregation,
+    lengths_N: ArrayLike,
+    group_ids_N: ArrayLike,
+    *,
+    horizon: float,
+    micro_ids_N: ArrayLike | None = None,
+    match_scale: bool = False,
+) -> Array:
+    """Weights w_i (N,) of all rows of one window, float64.
+
+    `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
+    one for all). `match_scale` makes the weights add up to 1/horizon. Raises ValueError for shapes that disagree,
+    negative lengths, a horizon not above 0 and weights beyond float64.
+    """
+    bound = parse_aggregation(aggregation) if isinstance(aggregation, str) else aggregation
+    lengths_N, group_ids_N = np.asarray(lengths_N), np.asarray(group_ids_N)
+    micro_ids_N = np.zeros_like(group_ids_N) if micro_ids_N is None else np.asarray(micro_ids_N)
+    for argument, ids_N in (("group_ids_N", group_ids_N), ("micro_ids_N", micro_ids_N)):
+        if lengths_N.ndim != 1 or ids_N.shape != lengths_N.shape:
+            raise ValueError(f"{argument} has shape {ids_N.shape}, lengths_N {lengths_N.shape}; valid: (N,)")
+    if (lengths_N < 0).any():
+        raise ValueError(f"lengths_N holds {lengths_N.min()}; valid: token counts of 0 or more")
+    window = Window(bound, horizon, match_scale)
+    return window.add(lengths_N, group_ids_N, micro_ids_N) * window.scalar

@@ -99,16 +99,16 @@ def _weighted_advantages(kept: "Columns", at_R: np.ndarray, modes: "Sequence[Mod
             found.append(np.full(len(at_R), np.nan))
             continue
         if mode.agg_mode not in weights:
-            weights[mode.agg_mode] = window_weights_of(mode, lengths_R, groups_R).numpy()
+            weights[mode.agg_mode] = window_weights_of(mode, lengths_R, groups_R)
         if mode.scale_rewards not in centred:
             centred[mode.scale_rewards] = advantages(rewards_R, groups_R, mode.scale_rewards).numpy()
         found.append(weights[mode.agg_mode] * centred[mode.scale_rewards])
     return found
 
 
-def window_weights_of(mode: "Mode", lengths_R: "Tensor", groups_R: "Tensor") -> "Tensor":
+def window_weights_of(mode: "Mode", lengths_R: "Tensor", groups_R: "Tensor") -> np.ndarray:
     """The mode's row weights (R), up to a factor: of many steps at once where no group number stands in two steps."""
-    from lossbench.loss.aggregations import window_weights
+    from lossbench.loss.window import window_weights
 
     return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, Rows, Totals, parse_aggregation
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
+from lossbench.loss.window import window_weights
 
 _TOLERANCE = 1e-9
 
@@ -34,42 +35,10 @@ def weight_curve(agg_mode: str, lengths: Sequence[int], horizon: float, group_si
     """
     lengths_N = np.asarray(lengths, dtype=np.int64)
     groups_N = np.arange(len(lengths_N)) // (group_size or max(1, len(lengths_N)))
-    weights_N = _weights(agg_mode, lengths_N, groups_N, horizon)
+    weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=horizon)
     order = np.argsort(lengths_N, kind="stable")
     mean = float((weights_N * lengths_N).sum() / lengths_N.sum()) if lengths_N.sum() else float("nan")
     return WeightCurve(agg_mode, lengths_N[order], weights_N[order], weights_N[order] / mean)
-
-
-def _weights(agg_mode: str | BoundAggregation, lengths_N: np.ndarray, groups_N: np.ndarray, horizon: float,
-             micro_N: np.ndarray | None = None) -> np.ndarray:  # fmt: skip
-    bound = parse_aggregation(agg_mode) if isinstance(agg_mode, str) else agg_mode
-    micro_N = np.zeros_like(groups_N) if micro_N is None else micro_N
-    terms_N = row_terms(bound, lengths_N, tokens_of(lengths_N, groups_N), tokens_of(lengths_N, micro_N), horizon)
-    totals = Totals(len(lengths_N), len(np.unique(groups_N)), len(np.unique(micro_N)), float(lengths_N.sum()),
-                    float(terms_N.sum()), horizon)  # fmt: skip
-    return terms_N * bound.scalar(totals)
-
-
-def tokens_of(lengths_N: np.ndarray, ids_N: np.ndarray) -> np.ndarray:
-    """(N,) floats: for each row, the tokens of all rows that share its id (a prompt group, a micro-batch)."""
-    _, inverse_N = np.unique(ids_N, return_inverse=True)
-    return np.bincount(inverse_N, weights=lengths_N)[inverse_N] if len(ids_N) else np.zeros(0)
-
-
-def row_terms(
-    bound: BoundAggregation, lengths_N: np.ndarray, group_tokens_N: np.ndarray, micro_tokens_N: np.ndarray,
-    horizon: float,
-) -> np.ndarray:  # fmt: skip
-    """Row terms (N,) in float64 by the registry's own formula, without torch where the formula allows."""
-    safe_N = np.maximum(lengths_N, 1.0)
-    try:
-        terms_N = bound.entry.row_term(Rows(safe_N, group_tokens_N, micro_tokens_N, horizon, bound.alpha))
-    except (AttributeError, TypeError):  # a formula of the user's own that is written for tensors alone
-        from torch import from_numpy
-
-        tensors = from_numpy(safe_N), from_numpy(group_tokens_N), from_numpy(micro_tokens_N)
-        terms_N = bound.entry.row_term(Rows(tensors[0], tensors[1], tensors[2], horizon, bound.alpha)).numpy()
-    return np.where(lengths_N > 0, terms_N, 0.0)
 
 
 def elasticity(lengths: Sequence[float] | np.ndarray, weights: Sequence[float] | np.ndarray) -> float:
@@ -128,7 +97,7 @@ def _equal(sentence: str, a: np.ndarray, b: np.ndarray) -> ExactCheck:
 def _token_mean_of_one_row() -> ExactCheck:
     one = [(np.array([length]), np.zeros(1, dtype=np.int64)) for length in _LENGTHS_N]
     token, seq = (
-        np.array([_weights(mode, length, group, _HORIZON)[0] for length, group in one])
+        np.array([window_weights(mode, length, group, horizon=_HORIZON)[0] for length, group in one])
         for mode in ("token-mean", "seq-mean-token-mean")
     )
     return _equal("token-mean over one row against seq-mean-token-mean", token, seq)
@@ -136,8 +105,8 @@ def _token_mean_of_one_row() -> ExactCheck:
 
 def _micro_token_mean_of_one_row_each() -> ExactCheck:
     rows = np.arange(len(_LENGTHS_N))
-    micro = _weights("micro-token-mean", _LENGTHS_N, rows // 4, _HORIZON, rows)
-    seq = _weights("seq-mean-token-mean", _LENGTHS_N, rows // 4, _HORIZON)
+    micro = window_weights("micro-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON, micro_ids_N=rows)
+    seq = window_weights("seq-mean-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON)
     return _equal("micro-token-mean with one row per micro-batch against seq-mean-token-mean", micro, seq)
 
 
@@ -146,7 +115,8 @@ def _weight_elasticity() -> ExactCheck:
     wrong = [name for name, value in _STATED.items() if parse_aggregation(name).exponent - 1 != value]
     for entry in AGGREGATIONS.values():
         for bound in _instances(entry.name):
-            slope = elasticity(_LENGTHS_N, _weights(bound, _LENGTHS_N, np.zeros_like(_LENGTHS_N), _HORIZON))
+            weights_N = window_weights(bound, _LENGTHS_N, np.zeros_like(_LENGTHS_N), horizon=_HORIZON)
+            slope = elasticity(_LENGTHS_N, weights_N)
             if abs(slope - (bound.exponent - 1)) > _TOLERANCE:
                 wrong.append(f"{bound.name}: {slope:+.3g} instead of {bound.exponent - 1:+.3g}")
     stated = (

@@ -6,6 +6,7 @@ from lossbench.policies import BUILT_IN
 from lossbench.policies.adapters import refuse_bad_lora, with_lora
 from lossbench.policies.loaded import LoadedPolicy
 from lossbench.policies.prepare import built_in_policy
+from lossbench.policies.pretrained import from_folder
 from lossbench.policies.warmstart import ensure_policy, policy_key
 
 
@@ -25,13 +26,11 @@ def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> 
 
         return load_pretrained(policy, **options)
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     config = built_in_policy(policy, policy_seed)
     folder = ensure_policy(config)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = from_folder(AutoModelForCausalLM, folder)
+    tokenizer = from_folder(AutoTokenizer, folder)
     if lora := options.get("lora"):
         refuse_bad_lora(lora)
         model = with_lora(model, lora)

@@ -17,8 +17,8 @@ import torch
 from scipy import stats as scipy_stats
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import Mode, make_mode
+from lossbench.loss.window import window_weights
 from lossbench.probe.projections import Projections, Window
 from lossbench.stats import t_interval
 
@@ -61,10 +61,8 @@ def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = Non
 
 def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
     """The weights (N,) that a mode gives the completions of a window."""
-    lengths_N = torch.from_numpy(window.lengths_N)
-    micro_N = None if micro_batch_rows is None else torch.arange(len(lengths_N)) // micro_batch_rows
-    groups_N = torch.from_numpy(window.groups_N)
-    return window_weights(mode.aggregation, lengths_N, groups_N, horizon=horizon, micro_ids_N=micro_N).numpy()
+    micro_N = None if micro_batch_rows is None else np.arange(len(window.lengths_N)) // micro_batch_rows
+    return window_weights(mode.aggregation, window.lengths_N, window.groups_N, horizon=horizon, micro_ids_N=micro_N)
 
 
 def row_advantages(window: Window, mode: Mode) -> np.ndarray:

@@ -63,7 +63,7 @@ class StepStats:
     loss: float
     tokens: int
     entropy_sum: float
-    clipped_tokens: float
+    clipped_tokens: float | None
     kl_sum: float | None
     weight_sum: float
     grad_norm: float | None
@@ -79,7 +79,7 @@ def step_row(stats: StepStats) -> dict[str, Any]:
         "loss": _finite(stats.loss),
         "grad_norm": _finite(stats.grad_norm),
         "entropy": stats.entropy_sum / tokens if tokens else None,
-        "clip_frac": stats.clipped_tokens / tokens if tokens else None,
+        "clip_frac": stats.clipped_tokens / tokens if tokens and stats.clipped_tokens is not None else None,
         "kl": stats.kl_sum / tokens if tokens and stats.kl_sum is not None else None,
         "lr": stats.lr,
         "weight_sum": stats.weight_sum,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lossbench.errors import UsageError
+from lossbench.loss.modes import Mode
 from lossbench.policies.warmstart import cache_dir
 from lossbench.processes import in_child
 from lossbench.store.read import read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.recipe import Recipe
-from lossbench.training.run_spec import ModeSpec, RunSpec
+from lossbench.training.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from lossbench.loss.same_experiment import Equality
@@ -28,12 +29,11 @@ def duplicate_arms(recipe: Recipe, runs: list[RunSpec]) -> list["Equality"]:
     return equal_modes(recipe, list(plain.values()))
 
 
-def equal_modes(recipe: Recipe, modes: list[ModeSpec]) -> list["Equality"]:
+def equal_modes(recipe: Recipe, modes: list[Mode]) -> list["Equality"]:
     """Which of `modes` are one experiment, or one direction, under the recipe's settings.
 
     This takes torch and some gradients to find, so the answer is kept in the cache for the next time.
     """
-    from lossbench.loss.modes import Mode
     from lossbench.loss.same_experiment import Equality, equalities
 
     if len(modes) < 2:
@@ -42,8 +42,7 @@ def equal_modes(recipe: Recipe, modes: list[ModeSpec]) -> list["Equality"]:
     kept = cache_dir() / "equalities" / f"{_digest(repr((modes, setup)))}.json"
     with suppress(UsageError):  # not there, or damaged
         return [Equality(**fields) for fields in read_json(kept)["equalities"]]
-    question = [Mode(**mode.model_dump()) for mode in modes], setup
-    found = equalities(*question) if "torch" in sys.modules else in_child(equalities, *question)
+    found = equalities(modes, setup) if "torch" in sys.modules else in_child(equalities, modes, setup)
     with suppress(OSError):  # a cache that cannot be written costs time, nothing else
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"equalities": [asdict(equality) for equality in found]})
@@ -63,7 +62,7 @@ def _digest(question: str) -> str:
 def setup_of(recipe: Recipe):
     """The recipe's settings as `loss.equalities` wants them, at a size that keeps the algebra quick."""
     from lossbench.loss.same_experiment import Setup
-    from lossbench.training.params import surrogate_params
+    from lossbench.loss.surrogates import SurrogateParams
 
     rows, group = recipe.per_device_train_batch_size, recipe.num_generations
     windows = -(-recipe.micro_batches_per_generation // recipe.gradient_accumulation_steps)
@@ -77,5 +76,5 @@ def setup_of(recipe: Recipe):
         windows_per_generation=windows,
         horizon=recipe.loss_scale_factor or recipe.max_completion_length,
         match_scale=recipe.match_scale,
-        params=surrogate_params(recipe),
+        params=SurrogateParams(**recipe.model_dump(include=set(SurrogateParams.model_fields))),
     )

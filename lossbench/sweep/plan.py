@@ -4,8 +4,9 @@ import math
 
 from lossbench.errors import UsageError, unknown
 from lossbench.limits import refuse_beyond
+from lossbench.loss.modes import Mode, grid_modes, parse_mode, parse_modes
 from lossbench.sweep.recipe import Arm, Recipe
-from lossbench.training.run_spec import ModeSpec, RunSpec, Settings
+from lossbench.training.run_spec import RunSpec, Settings
 
 
 def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
@@ -30,12 +31,12 @@ def _most_runs(recipe: Recipe) -> int:
     return (modes + len(recipe.arms)) * len(recipe.seeds)
 
 
-def recipe_arms(recipe: Recipe) -> list[tuple[str, ModeSpec, Arm]]:
+def recipe_arms(recipe: Recipe) -> list[tuple[str, Mode, Arm]]:
     """(arm's name, mode, arm) of the recipe. Raises UsageError for an unknown mode or an arm named twice."""
     arms = [Arm(mode=mode.name) for mode in _modes(recipe)] + recipe.arms
     if not arms:
         raise UsageError("the recipe has no modes: give modes, loss_types and agg_modes, or arms")
-    named: dict[str, tuple[str, ModeSpec, Arm]] = {}
+    named: dict[str, tuple[str, Mode, Arm]] = {}
     for arm in arms:
         mode = parse(arm.mode)
         label = arm.label or arm.policy
@@ -48,36 +49,26 @@ def recipe_arms(recipe: Recipe) -> list[tuple[str, ModeSpec, Arm]]:
     return list(named.values())
 
 
-def parse(text: str) -> ModeSpec:
+def parse(text: str) -> Mode:
     """A mode in any spelling. Raises UsageError with the valid forms."""
-    from lossbench.loss.modes import parse_mode
-
     try:
-        mode = parse_mode(text)
+        return parse_mode(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return _spec(mode)
 
 
-def _spec(mode) -> ModeSpec:
-    return ModeSpec(name=mode.name, loss_type=mode.loss_type, agg_mode=mode.agg_mode, scale_rewards=mode.scale_rewards)
-
-
-def _modes(recipe: Recipe) -> list[ModeSpec]:
-    from lossbench.loss.modes import grid_modes, parse_modes
-
+def _modes(recipe: Recipe) -> list[Mode]:
     try:
         if recipe.modes is not None:
-            return [_spec(mode) for mode in parse_modes(",".join(recipe.modes))]
+            return parse_modes(",".join(recipe.modes))
         if recipe.loss_types or recipe.agg_modes or recipe.scale_rewards:
-            grid = grid_modes(recipe.loss_types, recipe.agg_modes, recipe.scale_rewards)
-            return [_spec(mode) for mode in grid]
+            return grid_modes(recipe.loss_types, recipe.agg_modes, recipe.scale_rewards)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return []
 
 
-def _run(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, seed: int, processes: int) -> RunSpec:
+def _run(recipe: Recipe, name: str, mode: Mode, arm: Arm, seed: int, processes: int) -> RunSpec:
     from lossbench.policies import BUILT_IN
 
     policy = arm.policy or recipe.policy
@@ -92,7 +83,7 @@ def _run(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, seed: int, process
     )
 
 
-def _check_settings(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, processes: int) -> None:
+def _check_settings(recipe: Recipe, name: str, mode: Mode, arm: Arm, processes: int) -> None:
     from pydantic import ValidationError
 
     from lossbench.sweep.recipe import describe
@@ -109,13 +100,13 @@ def _check_settings(recipe: Recipe, name: str, mode: ModeSpec, arm: Arm, process
     _check_processes(name, mode, settings, processes)
 
 
-def _check_processes(name: str, mode: ModeSpec, settings: Settings, processes: int) -> None:
+def _check_processes(name: str, mode: Mode, settings: Settings, processes: int) -> None:
     """The window is the recipe's: refuse processes that would change it."""
     if settings.per_device_train_batch_size % processes:
         raise UsageError(
             f"--nproc-per-run {processes} does not divide a micro-batch of {settings.per_device_train_batch_size} rows"
         )
-    if processes > 1 and mode.agg_mode == "micro-token-mean":
+    if processes > 1 and mode.aggregation.entry.depends_on_split:
         raise UsageError(
             f"arm '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
             "experiment: run it with --nproc-per-run 1"

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from pydantic import BaseModel
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
@@ -84,23 +85,22 @@ def check_balancing_loss(args: GRPOConfig, model: Any) -> None:
         )
 
 
-def surrogate_params_of(args: GRPOConfig, mode: Mode, given: SurrogateParams | None) -> SurrogateParams:
+def surrogate_params_of(args: GRPOConfig, mode: Mode, given: BaseModel | None) -> BaseModel:
     """The surrogate's constants: `given`, or those of `args` under TRL's names.
 
     As in TRL, `epsilon_high` is cispo's cap for cispo, and defaults to `epsilon` for the others. Raises UsageError
     where both say something, and not the same.
     """
-    ours = {**_SURROGATE, "epsilon_high": "cispo_cap"} if mode.loss_type == "cispo" else _SURROGATE
+    capped = "cispo_cap" in mode.surrogate.constants.model_fields
+    ours = {**_SURROGATE, "epsilon_high": "cispo_cap"} if capped else _SURROGATE
     found = {ours[name]: getattr(args, name) for name in _SURROGATE if _changed(args, name)}
-    if "epsilon_low" in found and mode.loss_type != "cispo":
+    if "epsilon_low" in found and not capped:
         found.setdefault("epsilon_high", found["epsilon_low"])
     if given is None:
         return SurrogateParams(**found)
     for name, value in found.items():
-        if getattr(given, name) != value:
-            raise UsageError(
-                f"{name} is {value} in args and {getattr(given, name)} in surrogate_params: give one of the two"
-            )
+        if (other := getattr(given, name, value)) != value:
+            raise UsageError(f"{name} is {value} in args and {other} in surrogate_params: give one of the two")
     return given
 
 

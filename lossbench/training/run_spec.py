@@ -6,6 +6,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from lossbench.errors import unknown
+from lossbench.loss.modes import Mode, folder_name
+from lossbench.loss.surrogates import SurrogateParams
 from lossbench.training.hashed_fields import hash_of, hashed_fields
 
 Sampler = Literal["lossbench", "generate", "vllm"]
@@ -16,10 +18,11 @@ OnStep = Callable[[int, float | None, float | None], None]
 LOGGERS = ("tensorboard", "wandb", "trackio")
 
 
-class Settings(BaseModel):
-    """The training settings that all runs of a sweep share; names and meanings are TRL's unless a comment says more."""
+class Settings(SurrogateParams):
+    """The training settings that all runs of a sweep share, the constants of all surrogates among them.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    Names and meanings are TRL's unless a comment says more.
+    """
 
     task: str = "selfcheck"
     task_params: dict[str, Any] = Field(default_factory=dict)
@@ -50,13 +53,6 @@ class Settings(BaseModel):
     disable_dropout: bool = True  # the model's and LoRA's; with dropout even the first pass is off-policy
     router_aux_loss_coef: Literal[0] | None = None  # 0: a mixture of experts trains without its balancing loss
 
-    epsilon_low: float = Field(0.2, ge=0)
-    epsilon_high: float = Field(0.2, ge=0)
-    delta: float | None = Field(None, gt=0)
-    cispo_cap: float = Field(5.0, gt=0)  # TRL's epsilon_high for loss_type "cispo": the cap itself
-    sapo_tau_pos: float = Field(1.0, gt=0)
-    sapo_tau_neg: float = Field(1.05, gt=0)
-    importance_sampling_level: Literal["token", "sequence", "sequence_token"] = "token"
     loss_scale_factor: float | None = Field(None, gt=0)  # the constant H in tokens; default: max_completion_length
     match_scale: bool = False  # every mode's row weights add up to 1/H in each step
 
@@ -119,24 +115,13 @@ class Settings(BaseModel):
         return -(-self.steps * self.gradient_accumulation_steps // reuse)
 
 
-class ModeSpec(BaseModel):
-    """A mode's stored name and its triple."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    loss_type: str
-    agg_mode: str
-    scale_rewards: str
-
-
 class RunSpec(BaseModel):
     """One run: a mode, a seed, the policy it starts from, and the shared settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     arm: str
-    mode: ModeSpec
+    mode: Mode
     seed: int
     policy: str  # a built-in policy's name or a model reference
     policy_seed: int | None  # of the warm start; null where the policy is a model reference
@@ -146,8 +131,7 @@ class RunSpec(BaseModel):
     @property
     def run_id(self) -> str:
         """The run's folder: mode, seed and a hash over all that decides the run."""
-        mode = self.mode.name.replace("@", ".").replace("/", "-").replace(":", "-")
-        return f"{mode}-s{self.seed}-{hash_of(hashed_fields(self))[:8]}"
+        return f"{folder_name(self.mode.name)}-s{self.seed}-{hash_of(hashed_fields(self))[:8]}"
 
     def labels(self) -> dict[str, Any]:
         """The columns that every row of the run's tables carries."""

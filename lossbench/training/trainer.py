@@ -15,6 +15,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is us
 
 import torch
 from accelerate.utils import DistributedType, gather_object
+from pydantic import BaseModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
@@ -23,7 +24,7 @@ from lossbench.errors import UsageError
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
-from lossbench.loss.surrogates import Level, SurrogateParams, clipped_BT
+from lossbench.loss.surrogates import Level
 from lossbench.loss.window import Layout, Window
 from lossbench.sampling.decode import unwrapped
 from lossbench.sampling.prompts import prompt_positions
@@ -66,7 +67,7 @@ class ModeTrainer(GRPOTrainer):
         *,
         mode: Mode | str,
         args: GRPOConfig,
-        surrogate_params: SurrogateParams | None = None,
+        surrogate_params: BaseModel | None = None,
         horizon: float | None = None,
         match_scale: bool = False,
         recorder: Recorder | None = None,
@@ -78,7 +79,8 @@ class ModeTrainer(GRPOTrainer):
     ) -> None:
         self.mode = parse_mode(mode) if isinstance(mode, str) else mode
         check_args(args, self.mode)
-        self.surrogate_params = surrogate_params_of(args, self.mode, surrogate_params)
+        given = surrogate_params_of(args, self.mode, surrogate_params)
+        self.surrogate_params = self.mode.surrogate.constants_of(given)
         args = copy.copy(args)
         args.scale_rewards = self.mode.scale_rewards
         # Ranks pass their rows through the model in pieces, not all of them in as many: a broadcast at every pass would
@@ -104,8 +106,6 @@ class ModeTrainer(GRPOTrainer):
         self._takes_positions = "position_ids" in inspect.signature(unwrapped(self.model).forward).parameters
         self._aggregation = self.mode.aggregation
         self._level: Level = self.surrogate_params.importance_sampling_level
-        if self.mode.loss_type == "gspo" and self._level == "token":
-            self._level = "sequence"
         self._generation = 0
         self._layout: Layout | None = None
         self._window: Window | None = None
@@ -224,7 +224,8 @@ class ModeTrainer(GRPOTrainer):
         if self._micro_in_window == 0 or chunk == 0:
             left = self.current_gradient_accumulation_steps - self._micro_in_window
             last = min(chunk + left, self._layout.micro_batches)
-            self._terms_cB = window.add_segment(self._layout, chunk, last)[self.accelerator.process_index]
+            terms_RcB = window.add_segment(self._layout, chunk, last)
+            self._terms_cB = torch.from_numpy(terms_RcB[self.accelerator.process_index])
             self._segment_start = chunk
         self._micro_in_window += 1
         return self._terms_cB[chunk - self._segment_start, :batch_rows]
@@ -252,10 +253,11 @@ class ModeTrainer(GRPOTrainer):
         self._sums = {}
         step = self.state.global_step + 1
         self._pending_step = {
-            "step": step, "loss": sums["loss"] * scalar, "tokens": window.tokens, "entropy_sum": sums["entropy"],
-            "clipped_tokens": sums["clipped"], "kl_sum": sums.get("kl"), "weight_sum": window.weight_sum,
+            "step": step, "loss": sums["loss"] * scalar, "tokens": int(window.totals.tokens),
+            "entropy_sum": sums["entropy"], "clipped_tokens": sums.get("clipped"), "kl_sum": sums.get("kl"),
+            "weight_sum": window.weight_sum,
         }  # fmt: skip
-        if window.tokens == 0:
+        if window.totals.tokens == 0:
             self.on_empty_window(step)
         if self.recorder and self.accelerator.is_main_process:
             self.recorder.use_rows(step, window.terms_of_row, scalar)
@@ -289,7 +291,8 @@ class ModeTrainer(GRPOTrainer):
             terms_B = self._row_terms(len(inputs["completion_ids"]))
         else:
             window = Window(self._aggregation, self.horizon, self.match_scale)
-            terms_B = window.add_segment(Layout(*row_facts([inputs])[None].unbind(-1)), 0, 1)[0, 0] * window.scalar
+            layout = Layout(*row_facts([inputs])[None].cpu().unbind(-1))
+            terms_B = torch.from_numpy(window.add_segment(layout, 0, 1)[0, 0] * window.scalar)
         terms_B = terms_B.to(self.accelerator.device)
         losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)
@@ -317,7 +320,7 @@ class ModeTrainer(GRPOTrainer):
         old_BT = piece["old_per_token_logps"] if "old_per_token_logps" in piece else logp_BT.detach()
         advantages_B = piece["advantages"]
         loss_BT = self.mode.surrogate.fn(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
-        if "importance_sampling_ratio" in piece and self.mode.loss_type != "vespo":
+        if "importance_sampling_ratio" in piece and self.mode.surrogate.corrects_sampler:
             loss_BT = loss_BT * torch.where(mask_BT, piece["importance_sampling_ratio"], 0.0)
         if self.beta:
             corrected_by = old_BT if self.args.use_bias_correction_kl else None
@@ -326,12 +329,11 @@ class ModeTrainer(GRPOTrainer):
             self._add("kl", kl.detach().masked_fill(~mask_BT, 0).sum())
         loss = weighted_loss(loss_BT, mask_BT, terms_B.to(loss_BT.dtype))
         assert entropy_BT is not None
-        clipped = clipped_BT(
-            self.mode.loss_type, logp_BT.detach(), old_BT, advantages_B, mask_BT, self.surrogate_params
-        )
+        clipped_BT = self.mode.surrogate.clipped_BT(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
         self._add("loss", loss.detach())
         self._add("entropy", entropy_BT.detach().masked_fill(~mask_BT, 0).sum())
-        self._add("clipped", clipped.sum())
+        if clipped_BT is not None:
+            self._add("clipped", clipped_BT.sum())
         return loss
 
     def _add(self, name: str, value: Tensor) -> None:

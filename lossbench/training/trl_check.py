@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams
+from lossbench.loss.window import window_weights
 
 TRL_LOSS_TYPES = {
     "grpo": "grpo",
@@ -69,7 +69,7 @@ def _batch() -> _Batch:
     return _Batch(logp_NT, logp_NT - 0.4 * noise[1], logp_NT - 0.3 * noise[2], mask_NT, advantages_N)
 
 
-def _stand_in(loss_type: str, level: Level, beta: float, params: SurrogateParams, logp_BT: Tensor) -> Any:
+def _stand_in(loss_type: str, level: Level, beta: float, params: Any, logp_BT: Tensor) -> Any:
     """As much of a GRPOTrainer as `_compute_loss` looks at."""
     identity = lambda value, reduction="sum": value  # noqa: E731
     return SimpleNamespace(
@@ -104,7 +104,7 @@ def _stand_in(loss_type: str, level: Level, beta: float, params: SurrogateParams
     )
 
 
-def _theirs(loss_type: str, level: Level, beta: float, params: SurrogateParams, batch: _Batch) -> tuple[Tensor, Tensor]:
+def _theirs(loss_type: str, level: Level, beta: float, params: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
     """Loss and gradient of the window as TRL returns them, micro-batch by micro-batch."""
     logp_NT = batch.logp_NT.clone().requires_grad_()
     loss = torch.zeros((), dtype=torch.float64)
@@ -128,7 +128,7 @@ def _theirs(loss_type: str, level: Level, beta: float, params: SurrogateParams, 
     return loss.detach(), logp_NT.grad
 
 
-def _ours(mode: Mode, level: Level, beta: float, params: SurrogateParams, batch: _Batch) -> tuple[Tensor, Tensor]:
+def _ours(mode: Mode, level: Level, beta: float, params: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
     logp_NT = batch.logp_NT.clone().requires_grad_()
     loss_NT = mode.surrogate.fn(logp_NT, batch.old_NT, batch.advantages_N, batch.mask_NT, params)
     loss_NT = loss_NT + beta * kl_BT(logp_NT, batch.ref_NT, batch.mask_NT, batch.old_NT, level)

@@ -7,8 +7,9 @@ from statistics import median
 import pytest
 import torch
 
-from lossbench.loss.aggregations import AGGREGATIONS, window_weights
+from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.masked_sums import weighted_loss
+from lossbench.loss.window import window_weights
 
 ROWS, WIDTH, LIMIT = 512, 4096, 1.5
 NAMES = [f"{entry.name}:0.5" if entry.takes_alpha else entry.name for entry in AGGREGATIONS.values()]

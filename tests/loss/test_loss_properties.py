@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,10 +14,11 @@ from torch import Tensor
 
 import lossbench.loss
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import AGGREGATIONS, Rows, Totals, parse_aggregation, tokens_of, window_weights
+from lossbench.loss.aggregations import AGGREGATIONS, parse_aggregation, sum_by
 from lossbench.loss.masked_sums import check_mask, weighted_loss
 from lossbench.loss.surrogates import SURROGATES, SurrogateParams
 from lossbench.loss.verl_agg_loss import VERL_MODES, agg_loss
+from lossbench.loss.window import Layout, Window, window_weights
 
 NAMES = [f"{entry.name}:0.5" if entry.takes_alpha else entry.name for entry in AGGREGATIONS.values()]
 SPLIT_FREE = [name for name in NAMES if not parse_aggregation(name).entry.depends_on_split]
@@ -43,30 +45,34 @@ def _random(mask_BT: Tensor, seed: int) -> Tensor:
     return torch.randn(mask_BT.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _late_scalar(name: str, mask_BT: Tensor, groups: Tensor, loss_BT: Tensor, splits: list[slice]) -> Tensor:
-    """The window's loss as a trainer makes it: row terms in each micro-batch, the scalar once at the end."""
-    bound, lengths_N = parse_aggregation(name), mask_BT.sum(-1)
-    group_tokens_N, total, row_term_sum = tokens_of(lengths_N, groups), torch.zeros((), dtype=torch.float64), 0.0
-    for part in splits:
-        micro_N = torch.full_like(lengths_N[part], int(lengths_N[part].sum()))
-        terms_N = bound.row_term(Rows(lengths_N[part], group_tokens_N[part], micro_N, HORIZON, bound.alpha))
-        total = total + weighted_loss(loss_BT[part], mask_BT[part], terms_N)
-        row_term_sum += float(terms_N.sum())
-    prompts = float((1 / tokens_of(torch.ones_like(lengths_N), groups)).sum())
-    totals = Totals(len(lengths_N), prompts, len(splits), float(lengths_N.sum()), row_term_sum, HORIZON)
-    return total * bound.scalar(totals)
+def _as_ranks_do(name: str, mask_BT: Tensor, groups: Tensor, loss_BT: Tensor, ranks: int, rows: int) -> Tensor:
+    """The window's loss as ranks make it: row terms in each rank's micro-batches, the scalar once at the end."""
+    rows_RCB = torch.arange(len(mask_BT)).view(ranks, -1, rows)
+    layout = Layout(mask_BT.sum(-1)[rows_RCB], groups[rows_RCB], rows_RCB)
+    window = Window(parse_aggregation(name), HORIZON)
+    terms_RCB = window.add_segment(layout, 0, layout.micro_batches)
+    parts = [
+        weighted_loss(loss_BT[part_B], mask_BT[part_B], terms_B)
+        for part_B, terms_B in zip(rows_RCB.flatten(0, 1), terms_RCB.reshape(-1, rows), strict=True)
+    ]
+    return torch.stack(parts).sum() * window.scalar
 
 
 @pytest.mark.parametrize("name", SPLIT_FREE)
-@given(mask_BT=masks(), size=st.integers(1, 4), rows=st.integers(1, 8), seed=st.integers(0, 99))
+@given(
+    mask_BT=masks(), size=st.integers(1, 4), ranks=st.integers(1, 3), rows=st.integers(1, 8), seed=st.integers(0, 99)
+)
 @fast
-def test_any_split_gives_the_window_s_loss(name: str, mask_BT: Tensor, size: int, rows: int, seed: int) -> None:
-    groups, loss_BT = _groups(mask_BT, size), _random(mask_BT, seed)
+def test_any_split_gives_the_window_s_loss(
+    name: str, mask_BT: Tensor, size: int, ranks: int, rows: int, seed: int
+) -> None:
+    missing = -len(mask_BT) % (ranks * rows)  # whole micro-batches: empty rows of the first group make them up
+    mask_BT = torch.cat([mask_BT, torch.zeros(missing, mask_BT.shape[1]).bool()])
+    groups = torch.cat([_groups(mask_BT[: len(mask_BT) - missing], size), torch.zeros(missing).long()])
+    loss_BT = _random(mask_BT, seed)
     whole = weighted_loss(loss_BT, mask_BT, window_weights(name, mask_BT.sum(-1), groups, horizon=HORIZON))
-    splits = [slice(start, start + rows) for start in range(0, len(mask_BT), rows)]
-    assert _late_scalar(name, mask_BT, groups, loss_BT, splits).item() == pytest.approx(
-        whole.item(), rel=1e-10, abs=1e-13
-    )
+    dealt = _as_ranks_do(name, mask_BT, groups, loss_BT, ranks, rows)
+    assert dealt.item() == pytest.approx(whole.item(), rel=1e-10, abs=1e-13)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +111,7 @@ def test_matched_weights_add_up_to_one_over_the_horizon(name: str, mask_BT: Tens
     lengths_N, groups = mask_BT.sum(-1), _groups(mask_BT, size)
     weights_N = window_weights(name, lengths_N, groups, horizon=HORIZON, match_scale=True)
     assert weights_N.sum().item() == pytest.approx(1 / HORIZON if lengths_N.sum() else 0.0)
-    assert torch.isfinite(weights_N).all() and (weights_N[lengths_N == 0] == 0).all()
+    assert np.isfinite(weights_N).all() and (weights_N[lengths_N.numpy() == 0] == 0).all()
 
 
 @pytest.mark.parametrize("name", list(SURROGATES))
@@ -157,7 +163,7 @@ def test_advantages_are_centred_and_blind_to_a_shift(rewards: list[float], size:
     for scale in ("group", "batch", "none"):
         adv_B = advantages(rewards_B, groups, scale)
         assert torch.isfinite(adv_B).all()
-        assert tokens_of(adv_B, groups).abs().max() < 1e-6 * len(rewards)
+        assert np.abs(sum_by(adv_B, groups)).max() < 1e-6 * len(rewards)
         torch.testing.assert_close(advantages(rewards_B + shift, groups, scale), adv_B, rtol=1e-6, atol=1e-6)
 
 
@@ -187,10 +193,18 @@ def test_half_precision_adds_up_in_float32(dtype: torch.dtype) -> None:
         (lambda: parse_aggregation("length-power"), ("length-power", "finite")),
         (lambda: parse_aggregation("token-mean:1"), ("token-mean:1", "no number")),
         (lambda: parse_aggregation("token-men"), ("token-men", "did you mean 'token-mean'")),
-        (lambda: SurrogateParams(cispo_cap=0), ("cispo_cap", "above 0")),
-        (lambda: SurrogateParams(delta=-1.0), ("delta", "above 0")),
+        (lambda: SurrogateParams(cispo_cap=0), ("cispo_cap", "greater than 0")),
+        (lambda: SurrogateParams(delta=-1.0), ("delta", "greater than 0")),
         (lambda: SurrogateParams(importance_sampling_level="row"), ("importance_sampling_level", "row", "sequence")),
         (lambda: advantages(torch.ones(2), torch.ones(2), "std"), ("scale_rewards", "std", "batch")),
+        (
+            lambda: window_weights("length-power:-1000", torch.tensor([300, 5]), torch.ones(2), horizon=300),
+            ("length-power:-1000", "5 to 300"),
+        ),
+        (
+            lambda: window_weights("delta-l:1000", torch.tensor([300, 5]), torch.ones(2), horizon=300),
+            ("delta-l:1000", "5 to 300"),
+        ),
         (lambda: agg_loss(torch.ones(1, 1), torch.ones(1, 1), "token-sum"), ("token-sum", "article", "token-mean")),
         (lambda: agg_loss(torch.ones(1, 2), torch.ones(1, 1), "token-mean"), ("loss_mat", "(1, 2)")),
         (lambda: agg_loss(torch.ones(1, 1), torch.ones(1, 1), "token-mean", dp_size=0), ("dp_size", "0")),

@@ -8,11 +8,11 @@ from support.conformance import document, equal, numbers, tensor
 from torch import Tensor
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import parse_mode
-from lossbench.loss.surrogates import SURROGATES, SurrogateParams, clipped_BT
+from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.window import window_weights
 
 CASES = {case["id"]: case for case in document("conformance_cases.json")["cases"]}
 
@@ -225,10 +225,10 @@ def test_kl_trains_groups_without_reward_spread() -> None:
 @pytest.mark.parametrize("epsilon", [0.1, 0.2, 0.5])
 def test_the_clip_range_is_inert_on_policy(epsilon: float) -> None:
     # A24 (TRL 3120, 3757, 3294): ratio 1 gives loss -A and gradient -A whatever epsilon is, and nothing is clipped
-    params = SurrogateParams(epsilon, epsilon)
+    params = SurrogateParams(epsilon_low=epsilon, epsilon_high=epsilon)
     assert _value_and_grad("grpo", 1.0, 1.0, -2.0, params) == [-1.0, -1.0]
     one = torch.full((1, 1), -2.0)
-    assert not clipped_BT("grpo", one, one, torch.ones(1), one.bool(), params).any()
+    assert not SURROGATES["grpo"].clipped_BT(one, one, torch.ones(1), one.bool(), params).any()
 
 
 def test_a_masked_log_ratio_of_200_leaves_gradients_finite() -> None:

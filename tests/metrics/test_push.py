@@ -76,7 +76,7 @@ def test_the_push_is_the_gradient_of_the_loss_by_a_shared_stop_logit(name: str) 
 def _weights(mode, lengths, groups):
     from lossbench.metrics.push import window_weights_of
 
-    return window_weights_of(mode, lengths, groups)
+    return torch.from_numpy(window_weights_of(mode, lengths, groups))
 
 
 def test_rows_outside_the_loss_or_without_a_verdict_count_nowhere() -> None:

@@ -14,8 +14,8 @@ from support.hazard_policy import (
 )
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import window_weights
 from lossbench.loss.modes import parse_mode
+from lossbench.loss.window import window_weights
 from lossbench.probe.batches import Sampling
 from lossbench.probe.drift import DriftTable, matched_difference
 from lossbench.probe.prober import Prober, ProbeSettings, joined
@@ -78,7 +78,7 @@ def simulated_drift(mode, windows: int) -> tuple[float, float]:
         adv_N = advantages(torch.from_numpy(correct_WN[window].astype(float)), groups_N, mode.scale_rewards).numpy()
         along_N = ~correct_WN[window] * hazard_score(lengths_WN[window], hazard) * 2 * length_slope(hazard)
         for i, agg_mode in enumerate((mode.aggregation, "seq-mean-token-sum")):
-            weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=128.0).numpy()
+            weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=128.0)
             pull_W[i, window] = (weights_N * adv_N * along_N).sum()
             size_W[i, window] = weights_N.mean()
     _, values_W = matched_difference(pull_W[0], pull_W[1], size_W[0], size_W[1])

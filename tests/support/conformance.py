@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.aggregations import Rows, Totals, parse_aggregation, tokens_of
+from lossbench.loss.aggregations import parse_aggregation
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.window import Window, window_weights
 
 DATA = Path(__file__).parents[1] / "data"
 Row = dict[str, Any]
@@ -102,13 +103,12 @@ def micro_batch_loss(case: Row, row: Row, logp_BT: Tensor, *, window_tokens: flo
         loss_BT = loss_BT + row["beta"] * kl_BT(logp_BT, ref_BT, mask_BT, corrected, level)
     micro_batches = case["current_gradient_accumulation_steps"] if case["mode"] == "train" else 1
     lengths_B, one_group_B = mask_BT.sum(-1), torch.zeros(len(mask_BT), dtype=torch.int64)
-    group_tokens_B = tokens_of(lengths_B, one_group_B)
-    horizon = float(case["max_completion_length"])
-    bound = parse_aggregation(agg_mode)
-    terms_B = bound.row_term(Rows(lengths_B, group_tokens_B, group_tokens_B, horizon))
-    tokens = float(lengths_B.sum()) if window_tokens is None else window_tokens
-    totals = Totals(len(lengths_B) * micro_batches, 1, micro_batches, tokens, float(terms_B.sum()), horizon)
-    return weighted_loss(loss_BT, mask_BT, terms_B * bound.scalar(totals))
+    window = Window(parse_aggregation(agg_mode), float(case["max_completion_length"]))
+    terms_B = window.add(lengths_B, one_group_B, one_group_B)
+    tokens = window.totals.tokens if window_tokens is None else window_tokens
+    rows = len(lengths_B) * micro_batches
+    window.totals = replace(window.totals, rows=rows, micro_batches=micro_batches, tokens=tokens)
+    return weighted_loss(loss_BT, mask_BT, terms_B * window.scalar)
 
 
 def trl_rows() -> Iterator[Comparison]:
@@ -157,15 +157,14 @@ def oat_rows() -> Iterator[Comparison]:
         centred = row["critic_type"] == "drgrpo" or row["remove_std_bias"]
         adv_B = advantages(tensor(case["rewards"]), group_ids, "none" if centred else "group", eps=1e-8)
         mask_BT = tensor(case["response_mask"]).bool() & tensor(case["row_mask"]).bool()[:, None]
-        params = SurrogateParams(case["cliprange"], case["cliprange"])
+        params = SurrogateParams(epsilon_low=case["cliprange"], epsilon_high=case["cliprange"])
         loss_BT = SURROGATES["grpo"].fn(logp_BT, old_BT, adv_B, mask_BT, params)
         if case["ref_logps"] is not None:
             loss_BT = loss_BT + case["beta"] * kl_BT(logp_BT, tensor(case["ref_logps"]), mask_BT)
         lengths_B, horizon = mask_BT.sum(-1), float(case["generate_max_length"])
-        bound = parse_aggregation("seq-mean-token-sum-norm" if constant else "seq-mean-token-mean")
-        terms_B = bound.row_term(Rows(lengths_B, lengths_B, lengths_B, horizon))
-        totals = Totals(len(lengths_B), 1, 1, float(lengths_B.sum()), float(terms_B.sum()), horizon)
-        loss = weighted_loss(loss_BT, mask_BT, terms_B * bound.scalar(totals))
+        agg_mode = "seq-mean-token-sum-norm" if constant else "seq-mean-token-mean"
+        weights_B = window_weights(agg_mode, lengths_B, group_ids, horizon=horizon)
+        loss = weighted_loss(loss_BT, mask_BT, weights_B)
         loss.backward()
         ours = {"advantages": adv_B, "loss": loss.item(), "grad": logp_BT.grad}
         yield _compare("oat_dr_grpo.json", row, ours, tolerance["rtol"], tolerance["atol"])

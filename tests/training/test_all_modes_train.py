@@ -7,7 +7,7 @@ import pytest
 
 from lossbench.loss.modes import parse_mode
 from lossbench.training.run import execute
-from lossbench.training.run_spec import ModeSpec, RunSpec, Settings
+from lossbench.training.run_spec import RunSpec, Settings
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
 AGG_MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -22,8 +22,7 @@ SETTINGS = Settings(
 
 def spec_of(text):
     mode = parse_mode(text)
-    parts = ModeSpec(**{k: getattr(mode, k) for k in ("name", "loss_type", "agg_mode", "scale_rewards")})
-    return RunSpec(arm=mode.name, mode=parts, seed=0, policy="selfcheck", policy_seed=0, settings=SETTINGS)
+    return RunSpec(arm=mode.name, mode=mode, seed=0, policy="selfcheck", policy_seed=0, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("mode", [*LOSS_TYPES, *(f"grpo@{agg}/none" for agg in AGG_MODES), *BEYOND])

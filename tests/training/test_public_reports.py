@@ -109,5 +109,5 @@ def test_the_trainer_obeys_the_aggregation(root: str) -> None:
 
 def test_epsilon_is_inert_on_policy(root: str) -> None:
     # A24 (TRL 3120, 3757, 3294): one optimizer step per generation, so every ratio is 1
-    steps = [train(root, mode="dapo", params=SurrogateParams(eps, eps)) for eps in (0.1, 0.5)]
+    steps = [train(root, mode="dapo", params=SurrogateParams(epsilon_low=eps, epsilon_high=eps)) for eps in (0.1, 0.5)]
     assert torch.equal(steps[0].gradients[0], steps[1].gradients[0])
