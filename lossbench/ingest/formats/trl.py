@@ -16,18 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object
 from lossbench.ingest.trainer_logs import (
-    STEP_KEYS,
     RepeatedTable,
     Rewards,
-    completion_fields,
     evaluated_steps,
     reward_names,
     rewards_by_step,
-    stage_columns,
+    stage_table,
+    training_rows,
 )
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
@@ -37,7 +37,7 @@ STATE_FILE = "trainer_state.json"
 def found(path: Path) -> str | None:
     """What makes `path` the output folder (or a completions file) of TRL's trainer."""
     if path.is_file():
-        return path.name if _COMPLETIONS.fullmatch(path.name) or path.name == STATE_FILE else None
+        return path.name if _COMPLETIONS.fullmatch(path.name) or _is_state(path) else None
     completions = _completion_files(path)
     if completions:
         return str(completions[0].relative_to(path))
@@ -45,6 +45,14 @@ def found(path: Path) -> str | None:
         return None  # ms-swift's trainer leaves a trainer_state.json too
     state = _state_file(path)
     return str(state.relative_to(path)) if state else None
+
+
+def _is_state(file: Path) -> bool:
+    """Whether a file is a trainer's state, whatever its name."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as stream:
+        return file.name == STATE_FILE or b'"log_history"' in stream.read(1 << 16)
 
 
 def _completion_files(path: Path) -> list[Path]:
@@ -62,7 +70,7 @@ def _step_of(file: Path) -> int:
 def _state_file(path: Path) -> Path | None:
     """The trainer state that saw most steps: the folder's own, else that of its last checkpoint."""
     if path.is_file():
-        return path if path.name == STATE_FILE else None
+        return path if _is_state(path) else None
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
     states = [file for file in path.glob(f"checkpoint-*/{STATE_FILE}") if file.parent.name[11:].isdigit()]
@@ -76,8 +84,8 @@ def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
     state_file = _state_file(folder)
     state = json_object(state_file, request.damage) if state_file else {}
     rows = _history(state)
-    history = [(step, row) for step, row in rows if "loss" in row or "reward" in row]
-    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in history]
+    history = training_rows(rows)
+    add_logs(run, history, request)
     run.logged_rewards = rewards_by_step(history)
     run.steps_planned = whole(state.get("max_steps"))
     if (every := number(state.get("logging_steps")) or 1) > 1:
@@ -129,8 +137,7 @@ def _stage(files: list[Path], evaluated: set[int], names: list[str], run: Ingest
         if _step_of(file) in evaluated:
             left_out.append(_step_of(file))
         elif known < len(columns["completion"]):
-            fields = completion_fields(columns, rewards, ("advantage", "advantages"), request, str(file))
-            stage_columns(fields, range(1, len(columns["completion"]) + 1), file, run, request)
+            stage_table(columns, range(1, len(columns["completion"]) + 1), file, rewards, run, request)
     if left_out:
         run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 
