@@ -68,7 +68,9 @@ def probe(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", rich_help_panel=TRAINING)] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.", rich_help_panel=TRAINING)] = 0,
     params: Annotated[
-        str | None, typer.Option(help="Differentiate by these alone: lm_head,layers.-1.", rich_help_panel=TRAINING)
+        str | None,
+        typer.Option(help="Differentiate by: head (default of --model: forward passes only), all, or parts of names.",
+                     rich_help_panel=TRAINING),
     ] = None,
     metric: Annotated[
         str, typer.Option(help="plain, adam or plain,adam.", rich_help_panel=TRAINING)
