@@ -27,7 +27,7 @@ from lossbench.policies.pretrained import from_folder
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"
-CONVERTED = "converted into the cache"
+CONVERTED, FETCHED = "converted into the cache", "fetched from the hub"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
 _INDEX = "model.safetensors.index.json"  # which of several weight files holds what
@@ -64,10 +64,11 @@ def first_use(reference: str) -> str | None:
     """
     path = _local(reference)
     if path is None:
-        return None if _cached(reference, weights=True) else "fetched from the hub"
+        return None if _cached(reference, weights=True) else FETCHED
     if path.suffix == ".gguf" and not is_converted(path):
         return CONVERTED
-    return None
+    base = adapter_base(path, reference) if path.is_dir() else None
+    return first_use(base) if base else None
 
 
 def _local(reference: str) -> Path | None:

@@ -35,6 +35,7 @@ from lossbench.report.tables import (
     pairwise_table,
     verdict_table,
 )
+from lossbench.sweep.folder import reproducing_commands
 
 Figures = Mapping[str, FigureBlock]
 
@@ -172,9 +173,9 @@ def _missing(data: ReportData) -> Section:
 
 def _reproduce(data: ReportData) -> Section:
     spec = data.spec
-    command = str(spec.get("command") or "")
-    lines = [command] if command else []
-    lines.append(f"lossbench report {shlex.quote(written_to(command) or f'results/{data.sweep.path.name}')}")
+    lines = reproducing_commands(spec)
+    out = next(filter(None, map(written_to, lines)), f"results/{data.sweep.path.name}")
+    lines.append(f"lossbench report {shlex.quote(out)}")
     method = Details("How the numbers come about", (Points(METHOD),))
     return _section("reproduce", "Reproduce", Code("\n".join(lines)), _provenance(spec), _settings(data), method)
 

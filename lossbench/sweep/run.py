@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lossbench.errors import UsageError
@@ -17,11 +17,13 @@ from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
 from lossbench.sweep.folder import (
+    check_contents,
     check_folder,
     check_jobs,
     check_run_folders,
     default_folder,
     fresh_folder,
+    new_folder,
     run_state,
     write_plan,
 )
@@ -31,6 +33,7 @@ from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
 from lossbench.tasks.judging import judging_problems
+from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -65,6 +68,8 @@ class Planned:
     mine: list[RunSpec]
     shard: Shard | None = None
     claims_fingerprint: str | None = None
+    command: str | None = None
+    contents: Contents = field(default_factory=dict)
 
     @property
     def here(self) -> bool:
@@ -72,10 +77,13 @@ class Planned:
         return self.options.executor == "local"
 
 
-def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None) -> Planned:
+def plan_recipe(
+    recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None, command: str | None = None
+) -> Planned:
     """The runs of the recipe and their folder; writes nothing.
 
-    `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
+    `claims_fingerprint` stands for the wording and margins of the recipe's claims, `command` for what was called,
+    where that was not the command line. Raises UsageError for a plan or a
     folder that cannot be.
     """
     require("a sweep", "train", *TRAIN)
@@ -84,7 +92,7 @@ def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | N
     folder = options.out or default_folder(recipe, options.nproc_per_run)
     folder = fresh_folder(folder) if options.fresh else folder
     check_folder(folder, recipe, runs, options.nproc_per_run)
-    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint)
+    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint, command)
 
 
 @contextmanager
@@ -108,12 +116,15 @@ def interrupt_on_sigterm() -> Iterator[None]:
 def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     """The plan without duplicates, if so asked, once its models, tasks and devices have been looked at.
 
-    With `fetch`, what this machine lacks is fetched. Raises UsageError for what the runs would fail on.
+    With `fetch`, what this machine lacks is fetched, and the new folder of a `fresh` sweep is made. Raises UsageError
+    for what the runs would fail on, or what would mix two experiments in one folder.
     """
     retry = planned.options.retry_failed
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
-    preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
-    return _without_duplicates(planned, watch)
+    contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
+    check_contents(planned.folder, contents)
+    planned = replace(_without_duplicates(planned, watch), contents=contents)
+    return replace(planned, folder=new_folder(planned.folder)) if fetch and planned.options.fresh else planned
 
 
 def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
@@ -165,7 +176,10 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
             check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
-            write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
+            write_plan(
+                folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint,
+                mine=planned.mine if left else [], command=planned.command, contents=planned.contents,
+            )  # fmt: skip
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
             try:

@@ -36,6 +36,7 @@ from lossbench.training.checkpoint import (
     seal,
     verifier_errors_at,
 )
+from lossbench.training.contents import model_contents, task_contents
 from lossbench.training.evaluate import evaluate
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
@@ -101,7 +102,9 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     settings = spec.settings
     set_seed(spec.seed)
     policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
-    task = as_read_by(make_task(settings.task, settings.task_params), policy.tokenizer, spec.policy)
+    own_task = make_task(settings.task, settings.task_params)
+    contents = task_contents(settings, own_task) | model_contents(spec.policy)
+    task = as_read_by(own_task, policy.tokenizer, spec.policy)
     # Every process has a recorder, for they gather their rows together; only the main one's is told of anything.
     recorder = Recorder(PartWriter(run_dir), spec.labels(), keep_text=settings.text, on_step=on_step)
     writer = recorder.writer if is_main_process() else None
@@ -127,7 +130,7 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     facts = {
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
         "forced_tokens": getattr(task, "forced_tokens", 0), "resumed_from_step": found[0] if found else None,
-        "resolved": policy.resolved, "tables": writer.join(),
+        "resolved": policy.resolved, "tables": writer.join(), "contents": contents,
         "verifier_errors": failed + _verifier_errors(task) - of_this_one, **_without_verdict_or_reward(run_dir),
     }  # fmt: skip
     for problem in judging_problems(facts):
