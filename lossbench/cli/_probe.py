@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the projections: modes, exponents, the run to forecast, rows per micro-batch."""
+    """Request for the projections: modes, exponents, the run to forecast, rows per micro-batch."""
 
     modes: "list[Mode]"
     alphas: list[float]
@@ -68,7 +68,7 @@ def of_checkpoints(job: "ProbeJob", folder: Path) -> "list[ProbeJob]":
 
 
 def load_options(policy: str, lora: str | None, dtype: str | None, device: str) -> dict[str, Any]:
-    """Those of `load_policy`. Raises UsageError for what a built-in policy does not take."""
+    """Keyword arguments of `load_policy`. Raises UsageError for what a built-in policy does not take."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.adapters import parse_lora
     from lossbench.policies.hardware import placement

@@ -67,7 +67,7 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def mode_beside(source: Path) -> str | None:
-    """The mode that a configuration in the folder of a log, or the one above it, sets; None where there is none."""
+    """The mode that a configuration in the folder of a log, or the one above it, sets; None if absent."""
     folders = [source] if source.is_dir() else []
     for folder in [*folders, source.parent]:
         for file in (folder / name for name in CONFIGS):

@@ -19,7 +19,7 @@ def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> 
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
 
     `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they
-    come in float32, on the CPU. Raises UsageError where a model cannot be had.
+    come in float32, on the CPU. Raises UsageError where a model is not available.
     """
     if policy not in BUILT_IN:
         from lossbench.policies.hub import load_pretrained

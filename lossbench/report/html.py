@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file: offline, no script, images inside, every text escaped."""
+"""A report as one HTML file: offline, no script, images inside, every text escaped."""
 
 import base64
 import re
@@ -51,5 +51,5 @@ def _tidy(text: str) -> str:
 
 
 def _breaks(text: str) -> str:
-    """Lets long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
+    """Let long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
     return _INTERVAL.sub("\\1,\u00a0", text.replace("@", "@\u200b").replace("/", "/\u200b"))

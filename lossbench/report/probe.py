@@ -117,7 +117,7 @@ def _drift_cell(row: "Drift | None") -> Cell:
 
 
 def _company_table(probe: "FrozenProbe", metric: str) -> Table:
-    """What belongs beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
+    """Figures that belong beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
     incorrect = {
         (row.mode, row.match): row for row in probe.drifts if (row.direction, row.metric) == ("incorrect", metric)
     }
