@@ -66,7 +66,8 @@ def measure(
     if job.rollouts is not None:
         recorded_batches(job.rollouts, job.settings.sampling, job.settings.pairs, job.columns)
     if job.built_in:
-        prepare_policies([built_in_policy(job.policy, job.policy_seed)], workers=1)
+        params = job.load_options.get("policy_params")
+        prepare_policies([built_in_policy(job.policy, job.policy_seed, params)], workers=1)
     kept, began_s, measured = _Kept(path, jobs), time.perf_counter(), 0
     try:
         for job in jobs:

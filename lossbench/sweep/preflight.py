@@ -7,6 +7,7 @@ from pathlib import Path
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import is_built_in
+from lossbench.policies.prepare import check_policy_params
 from lossbench.tasks import Task, make_task, remote_data
 from lossbench.tasks.user_file import is_file_reference
 from lossbench.training.contents import Contents, model_contents, task_contents
@@ -78,7 +79,8 @@ def _check_mode(spec: RunSpec) -> None:
 
 
 def _check_built_in(spec: RunSpec) -> None:
-    """A setting that a built-in policy would pass over in silence."""
+    """Parameters of the policy, and a setting that a built-in one would pass over in silence."""
+    check_policy_params(spec.policy, spec.settings.policy_params)
     if is_built_in(spec.policy) and spec.settings.dtype == "bfloat16":
         raise UsageError(f"dtype 'bfloat16' is for a model: the weights of policy '{spec.policy}' are float32")
 

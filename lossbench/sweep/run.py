@@ -15,7 +15,7 @@ from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
-from lossbench.sweep.executors import Resources, make_executor
+from lossbench.sweep.executors import Resources, kind_of, make_executor
 from lossbench.sweep.folder import (
     check_contents,
     check_folder,
@@ -74,7 +74,7 @@ class Planned:
     @property
     def here(self) -> bool:
         """Whether the runs run on this machine."""
-        return self.options.executor == "local"
+        return kind_of(self.options.executor).here
 
 
 def plan_recipe(
@@ -209,9 +209,13 @@ def _short_hash(runs: Sequence[RunSpec]) -> str:
 
 def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
     """Build the built-in policies that are missing from the cache."""
-    wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
-    missing = {key: built_in_policy(*key) for key in wanted if missing_policies([built_in_policy(*key)])}
+    wanted = {
+        built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params): spec
+        for spec in runs
+        if is_built_in(spec.policy)
+    }
+    missing = missing_policies(list(wanted))
     if missing:
-        names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
+        names = ", ".join(f"'{wanted[policy].policy}' seed {policy.policy_seed}" for policy in missing)
         with watch.warm_start(f"warm start of {names}") as on_step:
-            prepare_policies(list(missing.values()), cores(), on_step)
+            prepare_policies(missing, cores(), on_step)

@@ -217,7 +217,7 @@ def _blank(answer: str) -> str | None:
     return None if answer.strip() else "is empty"
 
 
-Check = Callable[[str, str], bool]
+Check = Callable[[str, str], bool | None]
 GoldProblem = Callable[[str], str | None]
 
 
@@ -278,9 +278,9 @@ class Verifier:
 
     def __call__(self, completion: str, answer: str) -> bool:
         """Whether `completion` gives `answer`; False, counted and logged, where the check itself fails."""
-        return self.guarded(self.check, completion, answer)
+        return bool(self.guarded(self.check, completion, answer))
 
-    def guarded(self, check: Check, completion: str, answer: str) -> bool:
+    def guarded(self, check: Check, completion: str, answer: str) -> bool | None:
         """Result of `check`; where it raises, that is counted and logged, and the completion is wrong."""
         try:
             return check(completion, answer)

@@ -163,7 +163,7 @@ def _verifier_errors_of_all(task: Any, trainer: ModeTrainer) -> int:
 
 def _load_options(spec: RunSpec) -> dict[str, Any]:
     settings = spec.settings
-    names = ("dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
+    names = ("policy_params", "dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
     return {name: getattr(settings, name) for name in names}
 
 
