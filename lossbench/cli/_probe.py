@@ -127,11 +127,13 @@ def _tell(progress: Progress, asked: Question, say: Say) -> None:
     say(f"step {progress.step}: pair {done} of {pairs}, {progress.wall_s:.0f} s{left}{so_far}")
 
 
-def answer(probes: "Sequence[Projections]", asked: Question, out: Path | None, format: str, say: Say) -> None:
+def answer(
+    probes: "Sequence[Projections]", asked: Question, out: Path | None, format: str, say: Say, detail: bool = False
+) -> None:  # fmt: skip
     """Analyse, write into `out` where there is one, and print."""
     from lossbench.probe.findings import findings
 
     found = [findings(probe, asked.modes, asked.alphas, asked.training, asked.micro_batch_rows) for probe in probes]
     if out is not None:
         write_findings(out, found, say)
-    print_findings(found, format, say)
+    print_findings(found, format, say, detail)

@@ -96,6 +96,10 @@ def probe(
         Path | None, typer.Option(help="Folder; a sweep's own, or by default results/probe-<policy>.",
                                   rich_help_panel=OUTPUT)
     ] = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="All tables: right answers, Adam, dose-response, response curves.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
 ) -> None:  # fmt: skip
@@ -128,7 +132,7 @@ def probe(
     question = _probe.question(modes, alphas, recipe, micro_batch_rows)
     say = (lambda text: None) if quiet else talk
     if projections is not None:
-        _probe.answer(read_projections(projections), question, out, str(format), say)
+        _probe.answer(read_projections(projections), question, out, str(format), say, detail)
         return
     if batches < 1:
         raise UsageError(f"--batches is {batches}: give 2 or more pairs, for an interval")
@@ -148,4 +152,4 @@ def probe(
     jobs = [job] if checkpoints is None else _probe.of_checkpoints(job, checkpoints)
     out = out or Path("results") / f"probe-{_probe.file_name(jobs[0].name)}"
     path = _probe.measured(jobs, out, workers, question, say)
-    _probe.answer(read_projections(path), question, out, str(format), say)
+    _probe.answer(read_projections(path), question, out, str(format), say, detail)

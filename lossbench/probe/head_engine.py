@@ -91,12 +91,13 @@ def find_head(model: nn.Module, ids_1S: Tensor) -> Head:
 
     Raises UsageError for a model without an output embedding, or logits come from it in another way.
     """
-    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find: Any = getattr(model, "get_output_embeddings", lambda: None)
+    layer = find()
     if not isinstance(layer, nn.Linear):
         what = "no output embedding" if layer is None else f"{type(layer).__name__} for a head"
         raise UsageError(f"the policy has {what}, and --params head needs a linear layer: give --params all")
     seen: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    handle = layer.register_forward_hook(lambda *told: seen.append(told[2]))
     try:
         with evaluation_mode(model), torch.no_grad():
             y_SV = model(input_ids=ids_1S, use_cache=False).logits[0].double()
@@ -111,7 +112,7 @@ def find_head(model: nn.Module, ids_1S: Tensor) -> Head:
     used_V[: y_SV.shape[1]] = (y_SV > -1e30).any(0)
     y, z = (part[:, used_V[: y_SV.shape[1]]] for part in (y_SV, z_SV))
     rounding = 3e-2 if layer.weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     numbers = _numbers(config.get_text_config() if hasattr(config, "get_text_config") else config)
     for cap in (None, *(number for name, number in numbers.items() if "cap" in name and number > 0)):
         straight = y if cap is None else cap * torch.atanh((y / cap).clamp(-1 + 1e-9, 1 - 1e-9))
