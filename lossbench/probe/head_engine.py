@@ -24,9 +24,9 @@ from lossbench.probe.scores import Policy, Vector, check_finite
 from lossbench.sampling.decode import evaluation_mode
 
 HEAD = "head"
-_KEPT_BYTES = 1 << 30
+KEPT_BYTES = 1 << 30
 """Hidden states of one batch that stay in memory; those beyond it go to a temporary file."""
-_BLOCK_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 28}
+BLOCK_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Numbers of both batches' scores in one block of the vocabulary."""
 _MAX_POSITIONS = 1 << 13
 _NOT_FINITE = "the policy's logits are not finite: its lengths have no derivative"
@@ -141,7 +141,7 @@ class HeadEngine:
 
     def __init__(self, policy: Policy, head: Head) -> None:
         self.policy, self.head, self.parameters = policy, head, head.parameters
-        self.block_numbers = _BLOCK_NUMBERS.get(policy.device.type, _BLOCK_NUMBERS["cpu"])
+        self.block_numbers = BLOCK_NUMBERS.get(policy.device.type, BLOCK_NUMBERS["cpu"])
 
     def record(self, batch: ProbeBatch) -> "HeadRecord":
         """Hidden states of `batch`, kept. Raises UsageError where its logits are not finite."""
@@ -235,7 +235,7 @@ class HeadRecord:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         self._kept_bytes += tensor.nbytes
-        if self._kept_bytes <= _KEPT_BYTES:
+        if self._kept_bytes <= KEPT_BYTES:
             return tensor.contiguous()
         with tempfile.NamedTemporaryFile() as file:  # gone by name, and wholly once the tensor is
             kept = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
