@@ -28,14 +28,20 @@ RESULTS = Path("results")
 
 
 def plan_sweep(
-    recipe: str | Path | Mapping[str, Any] = "quick", assignments: Sequence[str] = (), /, **overrides: Any
+    recipe: str | Path | Mapping[str, Any] = "quick",
+    assignments: Sequence[str] = (),
+    /,
+    *,
+    command: str | None = None,
+    **overrides: Any,
 ) -> Planned:
-    """The runs that `run_sweep` would make, and their folder; writes nothing. `assignments` are texts `key=value`.
+    """The runs that `run_sweep` would make, and their folder; writes nothing.
 
-    Raises UsageError.
+    `assignments` are texts `key=value`; `command` is recorded as what made the runs (default: the command line). Raises
+    UsageError.
     """
     resolved, options = resolve(recipe, overrides, assignments)
-    return plan_recipe(resolved, options, fingerprint(resolved.claims))
+    return plan_recipe(resolved, options, fingerprint(resolved.claims), command)
 
 
 def run_sweep(
@@ -49,7 +55,9 @@ def run_sweep(
 
     Raises UsageError, before anything is written, for what cannot be run as asked.
     """
-    planned = plan_sweep(recipe, **overrides)
+    typed = {name: str(value) if isinstance(value, Path) else value for name, value in overrides.items()}
+    arguments = [repr(str(recipe) if isinstance(recipe, Path) else recipe), *(f"{k}={v!r}" for k, v in typed.items())]
+    planned = plan_sweep(recipe, command=f"lossbench.run_sweep({', '.join(arguments)})", **overrides)
     watch = watch or Watch()
     return load(run_planned(check_planned(planned, watch, fetch=True), watch).folder)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lossbench.errors import UsageError
 
 LOCK_FILE = ".lock"
-_GATE = ".lock-gate"  # held while a folder's locks are compared and one is taken
+GATE = ".lock-gate"  # held while a folder's locks are compared and one is taken
 _BRIEFLY_S = 0.15  # someone may hold a lock for an instant, only to see whether it is free
 
 
@@ -43,7 +43,7 @@ def sweep_lock(folder: Path, shard: tuple[int, int] | None = None, plan: str = "
     cut = None if shard is None else f"-of-{shard[1]}{plan}"
     mine = folder / (LOCK_FILE if shard is None else f"{LOCK_FILE}-{shard[0]}{cut}")
     with ExitStack() as held:
-        with exclusive(folder / _GATE):
+        with exclusive(folder / GATE):
             for other in _lock_files(folder):
                 if other != mine and not (cut and other.name.endswith(cut)) and _is_held(other):
                     raise UsageError(refusal)
@@ -57,7 +57,7 @@ def is_being_worked_on(folder: Path) -> bool:
 
 
 def _lock_files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(f"{LOCK_FILE}*") if path.name != _GATE and path.is_file()]
+    return [path for path in folder.glob(f"{LOCK_FILE}*") if path.name != GATE and path.is_file()]
 
 
 def _is_held(path: Path) -> bool:

@@ -22,6 +22,7 @@ from lossbench.stats import seeds_needed
 from lossbench.store.read import RUN_FILE, read_json
 from lossbench.sweep.duplicates import equal_modes
 from lossbench.sweep.recipe import Recipe
+from lossbench.tasks.judging import UNJUDGED
 
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
@@ -241,16 +242,30 @@ def _cap_near_mean(evidence: Evidence) -> Iterator[str]:
         yield f"the cap of {cap} tokens is {ratio:.1f} times the early mean length, which hides the length bias"
 
 
+def _not_judged(evidence: Evidence, count: str) -> Iterator[str]:
+    """Per arm, the completions of all its runs in one of the counts of `UNJUDGED`."""
+    total: dict[str, int] = {}
+    for run in records(evidence.runs):
+        number = run.get(count)
+        if number is not None and number > 0:  # NaN where the run did not record it
+            total[run["arm"]] = total.get(run["arm"], 0) + int(number)
+    yield from (f"{arm}: {UNJUDGED[count].format(number)}" for arm, number in total.items())
+
+
 @_entry("verifier-errors", "warning", "read the verifier's own words in log.txt of the runs, mend it or the answers, "
         "and run the same command with --fresh")  # fmt: skip
 def _verifier_errors(evidence: Evidence) -> Iterator[str]:
-    failed: dict[str, int] = {}
-    for run in records(evidence.runs):
-        number = run.get("verifier_errors")
-        if number is not None and number > 0:  # NaN where the run did not record it
-            failed[run["arm"]] = failed.get(run["arm"], 0) + int(number)
-    for arm, number in failed.items():
-        yield f"{arm}: the verifier itself failed on {number:,} completions, which count as incorrect"
+    yield from _not_judged(evidence, "verifier_errors")
+
+
+@_entry("unjudged", "warning", "have the task's verify return True or False")
+def _unjudged(evidence: Evidence) -> Iterator[str]:
+    yield from _not_judged(evidence, "unjudged")
+
+
+@_entry("unrewarded", "warning", "have the task's reward return a number, unless those rows are not to train")
+def _unrewarded(evidence: Evidence) -> Iterator[str]:
+    yield from _not_judged(evidence, "unrewarded")
 
 
 @_entry("dead-groups", "warning", "choose prompts of middling difficulty or larger groups")

@@ -37,6 +37,11 @@ RetryFailedOption = Annotated[bool, Option("--retry-failed", help="Run failed ru
 TaskSetOption = Annotated[
     list[str] | None, Option("--set", help="A parameter of the task: --set task_params.digits=2; repeatable.")
 ]
+ProbeSetOption = Annotated[
+    list[str] | None,
+    Option("--set", help="A parameter of the task or a built-in policy: --set policy_params.check_truth=0.8; "
+           "repeatable."),
+]  # fmt: skip
 
 _TABLE = "task_params."
 
@@ -56,9 +61,15 @@ def mapping(pairs: list[str]) -> dict[str, str]:
 
 def task_params(settings: list[str]) -> dict[str, Any]:
     """A task's parameters from `task_params.KEY=VALUE` each, as `sweep --set` takes them. Raises UsageError."""
+    return params(settings, "task_params")["task_params"]
+
+
+def params(settings: list[str], *tables: str) -> dict[str, dict[str, Any]]:
+    """The `tables` of parameters from `TABLE.KEY=VALUE` each. Raises UsageError for another table, or none."""
     from lossbench.sweep.recipe import apply_assignments
 
     for setting in settings:
-        if not setting.startswith(_TABLE):
+        if setting.partition(".")[0] not in tables:
             raise UsageError(f"--set '{setting}': a task's parameter is written --set {_TABLE}{setting}")
-    return apply_assignments({}, settings).get("task_params", {})
+    found = apply_assignments({}, settings)
+    return {table: found.get(table, {}) for table in tables}

@@ -67,13 +67,24 @@ def of_checkpoints(job: "ProbeJob", folder: Path) -> "list[ProbeJob]":
     ]
 
 
-def load_options(policy: str, lora: str | None, dtype: str | None, device: str) -> dict[str, Any]:
-    """Those of `load_policy`. Raises UsageError for what a built-in policy does not take."""
+def label(policy: str, params: dict[str, Any]) -> str | None:
+    """A policy's name with its own parameters, which make it another; None where it has none."""
+    return " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]) if params else None
+
+
+def load_options(
+    policy: str, lora: str | None, dtype: str | None, device: str, policy_params: dict[str, Any]
+) -> dict[str, Any]:
+    """Those of `load_policy`. Raises UsageError for what the policy does not take."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.adapters import parse_lora
     from lossbench.policies.hardware import placement
+    from lossbench.policies.prepare import check_policy_params
 
-    adapter = {} if lora is None else {"lora": parse_lora(lora)}
+    check_policy_params(policy, policy_params)
+    adapter: dict[str, Any] = {} if lora is None else {"lora": parse_lora(lora)}
+    if policy_params:
+        adapter["policy_params"] = policy_params
     if policy not in BUILT_IN:
         return {"dtype": dtype or placement(device, "auto").compute, "device": device, **adapter}
     if dtype not in (None, "float32") or device not in ("auto", "cpu"):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,8 @@ from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, pri
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lossbench.ingest.fields import CountTokens
 
 _COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
@@ -18,7 +20,7 @@ _COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
 
 def ingest(
     path: Annotated[Path, typer.Argument(help="A log file, a run's folder, or a folder of runs.")],
-    kind: Annotated[str, typer.Option("--as", help="trl, verl, swift, csv, or auto.")] = "auto",
+    kind: Annotated[str, typer.Option("--as", help="A format, such as trl, verl, swift, csv, or auto.")] = "auto",
     columns: Annotated[
         list[str] | None,
         typer.Option("--map", help="FIELD=COLUMN of the log, such as length=response_len; repeatable."),
@@ -26,9 +28,23 @@ def ingest(
     tokenizer: Annotated[
         str | None, typer.Option(help="Folder or hub id of the tokenizer that counts lengths; without it: characters.")
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="Loss mode that trained the run.")] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
+            "NAME; NAME= leaves it out. Repeatable."
+        ),
+    ] = None,
+    run: Annotated[list[str] | None, typer.Option(help="Name of a run to read; repeatable. Default: all.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
     num_generations: Annotated[int | None, typer.Option(min=1, help="Completions per prompt and step.")] = None,
+    reward_weight: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=WEIGHT of a reward function, whose weighted sum is the reward; repeatable."),
+    ] = None,
+    forced_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens at the head of each completion that were forced, not sampled.")
+    ] = 0,
     correct_above: Annotated[
         float | None,
         typer.Option(
@@ -54,15 +70,19 @@ def ingest(
     from lossbench.ingest.fields import Reading
     from lossbench.ingest.sweep_folder import ingest as read_log
 
-    request = Request(o.mapping(columns or []), mode, seed, num_generations)
-    count_tokens = _token_counter(tokenizer) if tokenizer else None
+    plain, named = _modes(mode or [])
+    weights = {name: _weight(name, value) for name, value in _pairs("--reward-weight", reward_weight or []).items()}
+    request = Request(o.mapping(columns or []), plain, seed, num_generations, named, run or (), weights, forced_tokens)
+    count_tokens, eos = _token_counter(tokenizer) if tokenizer else (None, None)
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
     try:
-        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text))
+        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
     except OSError as error:  # no permission, no room on the disk
         raise UsageError(f"'{path}' cannot be read into '{folder}': {error}") from None
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
+        for run_id, state in result.runs.items():
+            talk(_columns_read(run_id, state))
         for note, count in Counter(note for run in result.runs.values() for note in run["notes"]).items():
             talk(f"note: {note}" + (f" ({count} runs)" if count > 1 else ""))
     if result.damage.count:
@@ -72,8 +92,42 @@ def ingest(
     print_table(rows, _COLUMNS, format)
 
 
-def _token_counter(reference: str) -> "CountTokens":
-    """Counts the tokens of texts, special tokens left out. Raises UsageError where the tokenizer cannot be had."""
+def _columns_read(run_id: str, state: "Mapping[str, Any]") -> str:
+    """Which column became which field of a run, and what was not used."""
+    first = ("reward", "reward_mean", "length", "length_mean")
+    columns = sorted(state["columns"].items(), key=lambda pair: pair[0] not in first)
+    line = f"{run_id} ({state['name']}): " + ", ".join(f"{ours} ← {column}" for ours, column in columns)
+    unused, alike = state["not_used"], state["look_alikes"]
+    if unused:
+        line += f"; not used: {', '.join(unused[:20])}" + f" and {len(unused) - 20} more" * (len(unused) > 20)
+    return line + f" (perhaps {', '.join(alike[:4])})" * bool(alike)
+
+
+def _modes(given: list[str]) -> tuple[str | None, dict[str, str]]:
+    """The mode of every run, and the modes of those that are named."""
+    plain = [mode for mode in given if "=" not in mode]
+    if len(plain) > 1:
+        raise UsageError(f"--mode {plain[0]} and --mode {plain[1]}: of several runs, --mode NAME=MODE says each one's")
+    return next(iter(plain), None), _pairs("--mode", [mode for mode in given if "=" in mode])
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    for pair in given:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise UsageError(f"{option} '{pair}'; valid: NAME=VALUE")
+    return {name: value for name, _, value in (pair.rpartition("=") for pair in given)}
+
+
+def _weight(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise UsageError(f"--reward-weight {name}={value}: '{value}' is no number") from None
+
+
+def _token_counter(reference: str) -> "tuple[CountTokens, str | None]":
+    """Counter of the tokens of texts, special tokens left out, and the text of the EOS. Raises UsageError where the
+    tokenizer cannot be had."""
     from lossbench.policies.hub import load_tokenizer
 
     tokenizer = load_tokenizer(reference)
@@ -81,4 +135,4 @@ def _token_counter(reference: str) -> "CountTokens":
     def count(texts):
         return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
 
-    return count
+    return count, tokenizer.eos_token

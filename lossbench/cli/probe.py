@@ -60,7 +60,7 @@ def probe(
         str | None, typer.Option(help="Prompts and answers of this file, as the task.", rich_help_panel=POLICY)
     ] = None,
     verifier: o.VerifierOption = None,
-    settings: o.TaskSetOption = None,
+    settings: o.ProbeSetOption = None,
     batches: Annotated[int, typer.Option(help="Pairs of batches.", rich_help_panel=TRAINING)] = 40,
     completions: Annotated[int, typer.Option(help="Completions per batch.", rich_help_panel=TRAINING)] = 128,
     num_generations: Annotated[int, typer.Option(help="Completions per prompt.", rich_help_panel=TRAINING)] = 8,
@@ -68,7 +68,9 @@ def probe(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", rich_help_panel=TRAINING)] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.", rich_help_panel=TRAINING)] = 0,
     params: Annotated[
-        str | None, typer.Option(help="Differentiate by these alone: lm_head,layers.-1.", rich_help_panel=TRAINING)
+        str | None,
+        typer.Option(help="Differentiate by: head (default of --model: forward passes only), all, or parts of names.",
+                     rich_help_panel=TRAINING),
     ] = None,
     metric: Annotated[
         str, typer.Option(help="plain, adam or plain,adam.", rich_help_panel=TRAINING)
@@ -115,7 +117,8 @@ def probe(
 
     chosen_task: dict[str, Any] = {"task": task or "selfcheck", "task_params": {}}
     chosen_task |= dataset_task(dataset, verifier, task)
-    chosen_task["task_params"] |= o.task_params(settings or [])
+    tables = o.params(settings or [], "task_params", "policy_params")
+    chosen_task["task_params"] |= tables["task_params"]
     given = {"--policy": policy, "--model": model, "--checkpoints": checkpoints, "--projections": projections}
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) > 1:
@@ -132,7 +135,10 @@ def probe(
     name = model or policy or "selfcheck"
     job = ProbeJob(
         name, policy_seed, **chosen_task, rollouts=rollouts, columns=o.mapping(columns or []),
-        load_options=_probe.load_options(name if checkpoints is None else str(checkpoints), lora, dtype, device),
+        label=_probe.label(name, tables["policy_params"]),
+        load_options=_probe.load_options(
+            name if checkpoints is None else str(checkpoints), lora, dtype, device, tables["policy_params"]
+        ),
         settings=ProbeSettings(
             Sampling(completions, num_generations, max_completion_length, temperature, seed), batches,
             tuple(_probe.items(metric)), params=tuple(_probe.items(params or "")), max_positions=max_positions,

@@ -6,21 +6,21 @@ in `lossbench/ingest/__init__.py`.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
-from lossbench.ingest.fields import ROW_FIELDS, Damage, number, whole
+from lossbench.ingest.fields import ROW_FIELDS, Damage
 from lossbench.ingest.staging import Staging
+from lossbench.loss.modes import PRESETS
 from lossbench.store.schema import TABLES
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
 _AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "advantage_name", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
-_COUNTS = ("generation", "tokens")  # whole numbers in the schema
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
 
@@ -29,16 +29,23 @@ _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*
 class Request:
     """What the caller said about the log. `columns` is `--map`: field -> the log's column.
 
-    `used` collects those fields of `columns` that the log had a column for.
+    `modes`: by a run's name, or the mode that the log gives it, its mode (or `MODE-s<seed>`; empty: left out). `runs`:
+    names of the runs to read, all where empty. `top` is the path that was named. `used` collects those fields of
+    `columns` that the log had a column for.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     mode: str | None = None
     seed: int | None = None
     num_generations: int | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
+    runs: Collection[str] = ()
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    forced_tokens: int = 0
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
     tables: Staging | None = None
+    top: Path = Path()
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
@@ -82,7 +89,8 @@ class Request:
 class IngestedRun:
     """One run found in a log: `logs` are step rows under the schema's names, `keys` name its staged completions.
 
-    `logged_rewards`: by step, the mean reward that the trainer logged for the completions sampled for it.
+    `logged_rewards`: by step, the mean reward that the trainer logged for the completions sampled for it. `read`: field
+    -> the column that it was read from; `seen`: every column of the log.
     """
 
     source: Path
@@ -94,6 +102,8 @@ class IngestedRun:
     num_generations: int | None = None
     steps_planned: int | None = None
     logged_rewards: dict[int, float] = field(default_factory=dict)
+    read: dict[str, str] = field(default_factory=dict)
+    seen: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     damage: Damage = field(default_factory=Damage)
 
@@ -122,44 +132,35 @@ def mode_and_seed(name: str) -> tuple[str, int] | None:
     return (match["mode"], int(match["seed"])) if match else None
 
 
+def folded(mode: str) -> str:
+    """The preset that a name spells in another way, else the name.
+
+    >>> folded("Dr. GRPO"), folded("DAPO"), folded("grpo@token-mean/none")
+    ('dr_grpo', 'dapo', 'grpo@token-mean/none')
+    """
+    spelled = {re.sub(r"[^a-z]", "", preset): preset for preset in PRESETS}
+    return spelled.get(re.sub(r"[^a-z]", "", mode.lower()), mode)
+
+
+def naming(source: Path, top: Path) -> tuple[str, str | None, int | None]:
+    """(name, mode, seed) of the run at `source`: those of the nearest file or folder that says mode and seed.
+
+    Folders above `top`, which the user named, do not count; where none says both, the nearest that says a mode.
+    """
+    paths = [source, *source.parents]
+    paths = paths[: paths.index(top) + 1 + top.is_file()] if top in paths else paths[:1]
+    names = [path.stem if path.is_file() else path.name for path in paths]
+    said = [(name, *found) for name in names if (found := mode_and_seed(name))]
+    if both := [(name, mode, seed) for name, mode, seed in said if folded(mode) in PRESETS] or said:
+        return both[0]
+    for name in names:
+        for part in re.split(r"[-_. ]", name):
+            if folded(part) in PRESETS:
+                return name, folded(part), None
+    return names[0], None, None
+
+
 def named_run(source: Path, request: Request) -> IngestedRun:
     """A run that is called as its file or folder is, with the mode and seed of that name."""
-    name = source.stem if source.is_file() else source.name
-    mode, seed = mode_and_seed(name) or (None, None)
+    name, mode, seed = naming(source, request.top)
     return IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
-
-
-def metric(name: str, value: Any) -> float | None:
-    """A value of column `name` of `steps`, None where there is none."""
-    return whole(value) if name in _COUNTS else number(value)
-
-
-def renamed_log(
-    row: Mapping[str, Any], step: int, usual: Mapping[str, tuple[str, ...]], request: Request
-) -> dict[str, Any]:
-    """A row of step metrics under the schema's names: `usual` names the log's keys, --map comes first.
-
-    A length of terminated completions is dropped where none terminated: TRL and ms-swift write 0 there.
-    """
-    renamed: dict[str, Any] = {"step": step}
-    mapped = [name for name in request.columns if name in STEP_FIELDS and name != "step"]
-    for ours in dict.fromkeys([*usual, *mapped]):
-        for asked, key in _keys(ours, usual.get(ours, ()), request.columns):
-            if asked and key in row:
-                request.used.add(asked)
-            value = metric(ours, row.get(key))
-            if value is not None:
-                renamed[ours] = value
-                break
-    if renamed.get("truncated_frac") == 1.0 or renamed.get("length_terminated") == 0.0:
-        renamed.pop("length_terminated", None)
-    return renamed
-
-
-def _keys(ours: str, usual: tuple[str, ...], columns: Mapping[str, str]) -> list[tuple[str | None, str]]:
-    """(field of --map that asks for it, key of the log) in the order to look for a metric."""
-    keys: list[tuple[str | None, str]] = [(None, key) for key in usual]
-    if ours in columns:
-        return [(ours, columns[ours])]
-    # A column of completions' lengths need not be a metric: the trainer's own mean is.
-    return [("length", columns["length"]), *keys] if ours == "length_mean" and "length" in columns else keys

@@ -63,12 +63,13 @@ class Reading:
     """Options for reading completions.
 
     `correct_above` makes a numeric verdict above it correct, or a reward where there is no verdict; one that is true or
-    false stands.
+    false stands. A text that shows `eos` ends there.
     """
 
     count_tokens: CountTokens | None = None
     correct_above: float | None = None
     keep_text: bool = True
+    eos: str | None = None
 
 
 def number(value: Any) -> float | None:

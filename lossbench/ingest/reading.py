@@ -35,13 +35,48 @@ _UNJUDGED = "SELECT line, doc FROM block WHERE NOT (ltrim(doc)[1] = '{' AND json
 
 def documents(file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> Iterator[pa.Table]:
     """The rows of a table file as tables of `line` (int64) and `doc` (a JSON object as text), block by block."""
-    if file.suffix == ".jsonl":
+    if is_lines(file):
         for first, lines in _line_blocks(file):
             yield _judged(_block(first, lines, file, damage), file, damage, con)
+    elif _begins(file) == b"PAR1":
+        for first, batch in _parquet_batches(file):
+            con.register("batch", batch)
+            docs = con.sql("SELECT CAST(to_json(batch) AS VARCHAR) AS doc FROM batch").to_arrow_table()["doc"]
+            yield pa.table({"line": pa.array(range(first, first + len(docs)), pa.int64()), "doc": docs})
     else:
         source = rows(file, damage)
         while some := list(islice(source, 4096)):
             yield _documents([number for number, _ in some], [row for _, row in some])
+
+
+def _begins(file: Path, most: int = 4) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(most)
+
+
+def is_lines(file: Path) -> bool:
+    """Whether a file holds JSON lines, whatever its name: .jsonl, or a first line that is an object by itself."""
+    if file.suffix == ".jsonl":
+        return True
+    head = _begins(file, _BUFFER_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head.startswith(b"{"):
+        return False
+    first = head.partition(b"\n")[0]
+    whole = _record(first, Damage(), file, 1)
+    return whole is not None and (file.suffix != ".json" or head[len(first) :].strip().startswith(b"{"))
+
+
+def _parquet_batches(file: Path) -> Iterator[tuple[int, pa.Table]]:
+    """(number of the first row, rows), some thousand at a time. Raises UsageError where the file is damaged."""
+    import pyarrow.parquet as pq
+
+    first = 1
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(2048):
+            yield first, pa.Table.from_batches([batch])
+            first += batch.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{file}: not a readable parquet file ({one_line(error, 100)})") from None
 
 
 def _line_blocks(file: Path) -> Iterator[tuple[int, list[bytes]]]:
@@ -125,8 +160,11 @@ def rows(file: Path, damage: Damage) -> Iterator[Numbered]:
 
     Raises UsageError where the file as a whole is not what its name says.
     """
-    if file.suffix == ".jsonl":
+    if is_lines(file):
         yield from records(file, damage)
+    elif _begins(file) == b"PAR1":
+        for first, batch in _parquet_batches(file):
+            yield from enumerate(batch.to_pylist(), start=first)
     elif file.suffix == ".json":
         yield from ((n, row) for n, row in enumerate(_json_rows(file), start=1) if row)
     else:
@@ -136,9 +174,9 @@ def rows(file: Path, damage: Damage) -> Iterator[Numbered]:
 def _csv_rows(file: Path, damage: Damage) -> Iterator[Numbered]:
     csv.field_size_limit(max(csv.field_size_limit(), _CELL_CHARACTERS))
     with file.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines)
+        reader = csv.reader(lines, delimiter=_separator(file), skipinitialspace=True)
         try:
-            header = next(reader, [])
+            header = [name.strip() for name in next(reader, [])]
             for cells in reader:
                 if any(cells) and len(cells) == len(header):
                     yield reader.line_num, dict(zip(header, (cell or None for cell in cells), strict=True))
@@ -153,6 +191,12 @@ def _csv_rows(file: Path, damage: Damage) -> Iterator[Numbered]:
         except csv.Error as error:
             place = f"{file}, line {reader.line_num}"
             raise UsageError(f"{place}: not readable as CSV ({one_line(error)}): is a quote left open there?") from None
+
+
+def _separator(file: Path) -> str:
+    """The separator of a table: that which its first line has most of, the comma where it has none."""
+    first = _begins(file, _BUFFER_BYTES).partition(b"\n")[0]
+    return max(",;\t", key=lambda mark: first.count(mark.encode()))
 
 
 def _first_undecodable(file: Path) -> int:

@@ -12,16 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from lossbench.ingest.fields import ROW_FIELDS, Damage, Reading
+from lossbench.store.step_row import sampling_rows_sql
 
 MEMORY_LIMIT = "400MB"
 ROWS_AT_ONCE = 16_384
+PENDING_BYTES, PENDING_TABLES = 4 << 20, 512
 SPLITS = ("rollouts", "evals")
 
 _STAGED = """
 CREATE TABLE staged (
     seq BIGINT, run VARCHAR, split VARCHAR, file VARCHAR, line BIGINT, step BIGINT, prompt VARCHAR, completion VARCHAR,
-    prompt_key UBIGINT, group_key UBIGINT, reward DOUBLE, correct BOOLEAN, advantage DOUBLE, length DOUBLE,
-    tokens BIGINT, chars BIGINT, terminated BOOLEAN, problems VARCHAR[])
+    prompt_key UBIGINT, group_key UBIGINT, row_key UBIGINT, reward DOUBLE, correct BOOLEAN, advantage DOUBLE,
+    length DOUBLE, tokens BIGINT, chars BIGINT, terminated BOOLEAN, problems VARCHAR[])
 """
 
 # A whole number that no 64-bit integer holds is not silently rounded to a float.
@@ -47,10 +49,10 @@ SELECT $seq + place, run, $split, $file, line,
     CASE WHEN nested IS NULL THEN step_of(step) END, {prompt}, {completion},
     CASE WHEN prompt IS NOT NULL THEN hash(prompt) END,
     CASE WHEN "group" IS NOT NULL THEN hash("group", 1) WHEN prompt IS NOT NULL THEN hash(prompt, 0) END,
-    real_of(reward),
+    hash(prompt, completion, reward), real_of(reward),
     coalesce(flag_of(correct), real_of(correct) > {verdict_above}, {reward_above}),
     real_of(advantage), real_of(length), {tokens}, length(completion),
-    coalesce(flag_of(terminated), real_of(terminated) <> 0),
+    coalesce(flag_of(terminated), real_of(terminated) <> 0, {ended}),
     CASE WHEN nested IS NOT NULL THEN [nested || ' is a list or an object where a number is expected']
          WHEN step_of(step) IS NULL THEN [coalesce('step ''' || step || ''' is no number', 'has no step')]
          ELSE nullif([x FOR x IN [no_number('reward', reward), no_number('advantage', advantage),
@@ -66,7 +68,7 @@ FROM (
 _NUMBERED = """
 CREATE OR REPLACE TEMP TABLE numbered AS
 WITH own AS (
-    SELECT seq, step, prompt_key, group_key FROM staged
+    SELECT seq, step + $shift AS step, prompt_key, group_key FROM staged
     WHERE list_contains($keys, run) AND split = $split AND step IS NOT NULL),
 places AS (
     SELECT seq, step, group_key, row_number() OVER (PARTITION BY step, group_key ORDER BY seq) - 1 AS place
@@ -86,32 +88,22 @@ LEFT JOIN groups ON groups.step = own.step AND groups.group_key = own.group_key 
 ORDER BY own.seq
 """
 
+_SUMMED = """(
+    SELECT numbered.*, reward, correct, terminated, {length} AS length_tokens FROM numbered JOIN staged USING (seq))"""
+
+# Rows of each step that are there twice, one after the other, in the same order.
+_TWICE = """
+SELECT count(*) > 0 AND bool_and(len(keys) % 2 = 0 AND keys[:len(keys) // 2] = keys[len(keys) // 2 + 1:])
+    AND count(DISTINCT keys) * sum(len(list_distinct(keys))) > 1
+FROM (SELECT numbered.step, list(row_key ORDER BY seq) AS keys FROM numbered JOIN staged USING (seq) GROUP BY ALL)
+"""
+
 _FACTS = """
 SELECT count(*) AS rows, count(length) > 0 AS measured, count(tokens) > 0 AS counted, count(chars) > 0 AS texts,
     count(correct) AS verdicts, coalesce(bool_or(tokens IS NOT NULL AND terminated IS NULL), false) AS end_unknown,
     arg_min(length, seq) FILTER (NOT (length >= 0 AND length < 9007199254740992 AND length = floor(length)))
         AS no_length
 FROM staged JOIN numbered USING (seq)
-"""
-
-# Reals are summed in the order of the rows, so that the same log gives the same bits.
-_SUMS = """
-WITH rows AS (
-    SELECT numbered.*, reward, correct, terminated, {length} AS length FROM numbered JOIN staged USING (seq)),
-flat AS (
-    SELECT step, count(*) AS groups, count(*) FILTER (low = high OR high - low <= 1e-8) AS equal
-    FROM (SELECT step, min(reward) AS low, max(reward) AS high
-          FROM rows WHERE "group" IS NOT NULL AND reward IS NOT NULL GROUP BY step, "group")
-    GROUP BY step)
-SELECT step, any_value(generation) AS generation, sum(reward ORDER BY seq) / count(reward) AS reward_mean,
-    sum(length) / count(length) AS length_mean,
-    sum(length) FILTER (correct) / count(length) FILTER (correct) AS length_correct,
-    sum(length) FILTER (NOT correct) / count(length) FILTER (NOT correct) AS length_incorrect,
-    sum(length) FILTER (terminated) / count(length) FILTER (terminated) AS length_terminated,
-    count(*) FILTER (NOT terminated) / count(terminated) AS truncated_frac,
-    any_value(equal) / any_value(groups) AS zero_std_frac,
-    CASE WHEN count(length) = count(*) THEN CAST(sum(length) AS BIGINT) END AS tokens
-FROM rows LEFT JOIN flat USING (step) GROUP BY step ORDER BY step
 """
 
 _ROWS = """
@@ -140,6 +132,8 @@ class Staging:
         self.con.execute(_MACROS)
         self.con.execute(_STAGED)
         self._next = 0  # number of the next row
+        self._pending: list[pa.Table] = []
+        self._pending_for = ("", Path())
         self._insert = _typing(reading)
         if count_tokens := reading.count_tokens:
 
@@ -154,12 +148,26 @@ class Staging:
 
     def add(self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], run: str, file: Path) -> None:
         """Stage rows of Python values under the names of `ROW_FIELDS`; `lines` are their numbers in the file."""
-        texts = {name: _texts(values) for name, values in columns.items()}
-        numbers = {"line": pa.array(lines, pa.int64()), "place": pa.array(range(len(lines)), pa.int64())}
-        self.con.register("fields", pa.table({**numbers, **texts}))
-        named = [f'"{name}"' if name in texts else f'CAST(NULL AS VARCHAR) AS "{name}"' for name in ROW_FIELDS]
-        self._stage(f"SELECT {', '.join(named)}, line, place, {_quoted(run)} AS run FROM fields", file, "rollouts")
-        self._next += len(lines)
+        if self._pending and self._pending_for != (run, file):
+            self.flush()
+        texts = {name: _texts(columns.get(name, [None] * len(lines))) for name in ROW_FIELDS}
+        self._pending.append(pa.table({"line": pa.array(lines, pa.int64()), **texts}))
+        self._pending_for = (run, file)
+        # Small insertions are dear, and a log may have a table for every step.
+        if sum(table.nbytes for table in self._pending[-64:]) > PENDING_BYTES or len(self._pending) > PENDING_TABLES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Stage the tables that were added and wait for others."""
+        if not self._pending:
+            return
+        table = pa.concat_tables(self._pending)
+        run, file = self._pending_for
+        self._pending = []
+        place = pa.array(range(table.num_rows), pa.int64())
+        self.con.register("fields", table.append_column("place", place))
+        self._stage(f"SELECT *, {_quoted(run)} AS run FROM fields", file, "rollouts")
+        self._next += table.num_rows
 
     def add_documents(
         self,
@@ -176,6 +184,7 @@ class Staging:
         `run`: the rows' key, or the columns that make it. `step` is that of rows without one; `changed` gives SQL that
         a field goes through (`{}`).
         """
+        self.flush()
         axes = [] if isinstance(run, str) else list(run)
         names = list(dict.fromkeys([*axes, *(name for usual in columns.values() for name in usual)]))
         cells = {name: f"cells[{i}]" for i, name in enumerate(names, start=1)}
@@ -222,12 +231,19 @@ class Staging:
         for file, line, reason in self.con.execute(f"{sql} ORDER BY seq", {"keys": keys}).fetchall():
             damage.add(f"{file} ({name}), line {line}", reason)
 
-    def number(self, keys: list[str], split: str, samples: int | None) -> "Numbered":
-        """The completions of one run and split, numbered in order of appearance.
+    def steps(self, keys: list[str]) -> set[int]:
+        """Steps of a run's rollouts."""
+        self.flush()
+        sql = "SELECT DISTINCT step FROM staged WHERE list_contains($keys, run) AND split = 'rollouts'"
+        return {step for (step,) in self.con.execute(sql, {"keys": keys}).fetchall() if step is not None}
+
+    def number(self, keys: list[str], split: str, samples: int | None, shift: int) -> "Numbered":
+        """The completions of one run and split, numbered in order of appearance, `shift` steps later than they say.
 
         A group is what the log names as one, else the rows of a step with the same prompt, `samples` of them at most.
         """
-        self.con.execute(_NUMBERED, {"keys": keys, "split": split, "samples": samples or 2**62})
+        self.flush()
+        self.con.execute(_NUMBERED, {"keys": keys, "split": split, "samples": samples or 2**62, "shift": shift})
         return Numbered(self.con)
 
 
@@ -244,7 +260,14 @@ class Numbered:
 
     def steps(self) -> list[dict[str, Any]]:
         """A row per step, in order, under the names of the `steps` table; None where not applicable."""
-        return self._dicts(_SUMS.replace("{length}", self._length))
+        self._con.execute("SET threads = 1")  # sums of reals depend on their order
+        rows = self._dicts(sampling_rows_sql(_SUMMED.replace("{length}", self._length)))
+        self._con.execute("SET threads = 2")
+        return rows
+
+    def twice(self) -> bool:
+        """Whether every row is there twice, as in a file that was appended to itself."""
+        return bool(self._con.execute(_TWICE).fetchone()[0])
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in order, in the columns of `rollouts`, some thousand at a time."""
@@ -261,10 +284,13 @@ class Numbered:
 
 def _typing(reading: Reading) -> str:
     above = reading.correct_above
+    # A text that shows its EOS ends there; padding may follow.
+    cut = f"split_part(completion, {_quoted(reading.eos)}, 1)" if reading.eos else "completion"
     parts = {
         "verdict_above": str(0.5 if above is None else float(above)),
         "reward_above": "NULL" if above is None else f"real_of(reward) > {float(above)}",
-        "tokens": "CASE WHEN completion IS NOT NULL THEN tokens_of(completion) END" if reading.count_tokens else "NULL",
+        "tokens": f"CASE WHEN completion IS NOT NULL THEN tokens_of({cut}) END" if reading.count_tokens else "NULL",
+        "ended": f"CASE WHEN contains(completion, {_quoted(reading.eos)}) THEN true END" if reading.eos else "NULL",
         "prompt": "prompt" if reading.keep_text else "NULL",
         "completion": "completion" if reading.keep_text else "NULL",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.ingest import FORMATS
-from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.base import IngestedRun, Request, folded, mode_and_seed
 from lossbench.ingest.discovery import Source, one_format, sources
 from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage, Reading
 from lossbench.ingest.scratch import move_in, only_left_over, scratch_folder
@@ -51,9 +51,8 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     with scratch_folder(out) as scratch:
         spec = _existing(out)  # another call may have added to it until now
         names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
-        request.tables = Staging(scratch, reading)
-        for run in _runs(found, request):
-            mode = _identify(run, request)
+        request.tables, request.top = Staging(scratch, reading), path
+        for run, mode in _runs(found, request):
             digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
             run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
             # A run of the same id from an earlier call is this one, and is replaced.
@@ -73,10 +72,18 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     return result
 
 
-def _runs(found: list[Source], request: Request) -> Iterator[IngestedRun]:
+def _runs(found: list[Source], request: Request) -> Iterator[tuple[IngestedRun, Mode]]:
+    """The runs that were asked for, and their modes. Raises UsageError on a mode that is none, or a name of no run."""
+    seen: list[str] = []
     for source in found:
-        yield from FORMATS[source.kind].read(source.path, request)
+        runs = list(FORMATS[source.kind].read(source.path, request))
+        seen += [run.name for run in runs]
+        runs = [run for run in runs if not request.runs or run.name in request.runs]
+        yield from _identified(runs, request)
         request.staging.clear()
+    for name in request.runs:
+        if name not in seen:
+            raise UsageError(unknown("run in --run", name, seen))
 
 
 def _refuse_twin(others: Mapping[str, Any], run: IngestedRun, names: Mapping[str, str], path: Path) -> None:
@@ -88,7 +95,8 @@ def _refuse_twin(others: Mapping[str, Any], run: IngestedRun, names: Mapping[str
         if (axes["mode"], axes["seed"]) == (run.mode, run.seed):
             raise UsageError(
                 f"'{path}': run {run.mode} seed {run.seed} is there twice, '{names[other]}' and '{run.name}': ingest "
-                "each by itself with a --seed of its own; in a table, name runs <mode>-s<seed> or give a column seed"
+                "each by itself with a --seed of its own, or say what each is by --mode NAME=MODE; in a table, name "
+                "runs <mode>-s<seed> or give a column seed"
             )
 
 
@@ -121,23 +129,39 @@ def _existing(out: Path) -> dict[str, Any]:
     }
 
 
-def _identify(run: IngestedRun, request: Request) -> Mode:
-    """Set the run's mode, by its stored name, and its seed: what the caller said, else what the log says."""
-    name = request.mode or run.mode
-    if name is None:
-        raise UsageError(
-            f"'{run.source}': the log does not say which loss mode trained run '{run.name}': give --mode "
-            "(see `lossbench modes`), or name the run's folder <mode>-s<seed>"
-        )
-    try:
-        mode = parse_mode(str(name))
-    except ValueError as error:
-        raise UsageError(f"'{run.source}': {one_line(error, 1000)}") from None
-    seed = request.seed if request.seed is not None else run.seed
-    if seed is None:
-        run.notes.append("seed 0 assumed: the log names none; --seed sets it")
-    run.mode, run.seed = mode.name, seed or 0
-    return mode
+def _identified(runs: list[IngestedRun], request: Request) -> list[tuple[IngestedRun, Mode]]:
+    """Runs with their modes; their mode and seed are set to what the caller said, else what the log says."""
+    known: list[tuple[IngestedRun, Mode]] = []
+    refused: dict[str, str] = {}
+    for run in runs:
+        asked = request.modes.get(run.name, request.modes.get(run.mode or ""))
+        name, seed = asked if asked is not None else request.mode or run.mode, request.seed
+        if name == "":
+            continue
+        if asked is not None and (both := mode_and_seed(asked)):
+            name, seed = both
+        if name is None:
+            raise UsageError(
+                f"'{run.source}': the log does not say which loss mode trained run '{run.name}': give --mode "
+                f"(see `lossbench modes`; of several runs, --mode {run.name}=MODE), or name the run's folder "
+                "<mode>-s<seed>"
+            )
+        try:
+            mode = parse_mode(folded(str(name)))
+        except ValueError as error:
+            refused.setdefault(str(name), one_line(error, 1000))
+            continue
+        seed = run.seed if seed is None else seed
+        if seed is None:
+            run.notes.append("seed 0 assumed: the log names none; --seed sets it")
+        run.mode, run.seed = mode.name, seed or 0
+        known.append((run, mode))
+    if refused:
+        (first, reason), *others = refused.items()
+        more = f"; nor are {', '.join(name for name, _ in others)} modes" if others else ""
+        ways = f"--mode {first}=MODE says what it is, --mode {first}= leaves it out"
+        raise UsageError(f"'{runs[0].source}': {reason}{more}; {ways}")
+    return known
 
 
 def _one_unit(spec: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> str | None:

@@ -1,4 +1,4 @@
-"""What the logs of TRL's and ms-swift's trainers have in common: metric names, rewards, repeated tables."""
+"""Rewards, messages and repeated tables in the completions that TRL's and ms-swift's trainers log."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,30 +8,26 @@ from typing import Any
 
 import numpy as np
 
+from lossbench.errors import UsageError
 from lossbench.ingest.base import IngestedRun, Request
 from lossbench.ingest.fields import number, whole
 
-STEP_KEYS: dict[str, tuple[str, ...]] = {
-    "reward_mean": ("reward",),
-    "length_mean": ("completions/mean_length", "completion_length"),
-    "length_terminated": ("completions/mean_terminated_length",),
-    "truncated_frac": ("completions/clipped_ratio",),
-    "zero_std_frac": ("frac_reward_zero_std",),
-    "loss": ("loss",),
-    "grad_norm": ("grad_norm",),
-    "entropy": ("entropy", "entropy/mean"),
-    "clip_frac": ("clip_ratio/region_mean", "cispo_clip_ratio", "clip_ratio"),
-    "kl": ("kl",),
-    "lr": ("learning_rate",),
-    "wall_s": ("step_time",),
+_USUAL: dict[str, tuple[str, ...]] = {
+    "correct": ("correct", "accuracy", "accuracy_reward", "Accuracy", "MathAccuracy"),
+    "advantage": ("advantage", "advantages"),
+    "length": (),
+    "terminated": (),
+    "group": (),
 }
-"""Columns of `steps` -> the keys of TRL's GRPOTrainer (0.14 to 1.16) and ms-swift's (3 and 4), newest first."""
-
-CORRECT_COLUMNS = ("correct", "accuracy", "accuracy_reward", "Accuracy", "MathAccuracy")
 _VERDICTS = ("correct", "accuracy", "Accuracy")  # of those, the ones that need not be a reward function
 _NOT_REWARDS = {
     "step", "gen_step", "prompt", "completion", "advantage", "advantages", "entropy", "image", "images", "num_turns",
 }  # fmt: skip
+
+
+def training_rows(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """The rows of training in a trainer's log, which holds evaluations and a summary too."""
+    return [(step, row) for step, row in logs if "loss" in row or "reward" in row]
 
 
 def evaluated_steps(logs: Iterable[tuple[int, Mapping[str, Any]]]) -> set[int]:
@@ -62,12 +58,13 @@ class Rewards:
     """The reward functions of a run: their names in its log, and their weights where a file holds them.
 
     `weights` are in the order of the table's columns; none at all (`()`) are known to be 1 each, None is not known.
-    `notes` takes what the user should know of how the reward was made.
+    `notes` takes what the user should know of how the reward was made; `summands` are the columns last summed.
     """
 
     names: Sequence[str]
     weights: Sequence[float] | None = None
     notes: list[str] = field(default_factory=list)
+    summands: list[str] = field(default_factory=list)
 
     def of(self, columns: Mapping[str, Sequence[Any]], request: Request, place: str) -> list[float | None] | None:
         """The reward of each row of a table, None where it has no column of rewards.
@@ -76,11 +73,14 @@ class Rewards:
         of numbers that is nothing else.
         """
         mapped = request.column("reward", (), columns, place)
-        if mapped is not None:
-            return summed(columns, {mapped: 1.0})
+        given = {mapped: 1.0} if mapped else request.reward_weights
+        if missing := [name for name in given if name not in columns]:
+            raise UsageError(f"{place}: no column '{missing[0]}' for --reward-weight; it has {', '.join(columns)}")
+        if given:
+            return self._sum(columns, given)
         named = [name for name in columns if name in self.names]
         if not named and "reward" in columns:
-            return summed(columns, {"reward": 1.0})
+            return self._sum(columns, {"reward": 1.0})
         summands = named or _numeric_columns(columns, request)
         if not summands:
             return None
@@ -91,13 +91,17 @@ class Rewards:
         note = f"reward is {kind if len(summands) > 1 else ''}{', '.join(summands)}: {doubt}"
         if doubt and note not in self.notes:
             self.notes.append(note)
-        return summed(columns, dict(zip(summands, weights, strict=True)))
+        return self._sum(columns, dict(zip(summands, weights, strict=True)))
+
+    def _sum(self, columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
+        self.summands = [*weights]
+        return summed(columns, weights)
 
     def _weights(self, functions: int) -> tuple[Sequence[float], str]:
         """A weight for each function, and why they may be wrong."""
         plain = [1.0] * functions
         if self.weights is None:
-            return plain, "the log does not hold their weights" if functions > 1 else ""
+            return plain, "the log does not hold their weights (--reward-weight NAME=WEIGHT)" if functions > 1 else ""
         if self.weights and len(self.weights) != functions:
             return plain, f"the arguments hold {len(self.weights)} reward weights for {functions} columns"
         return self.weights or plain, ""
@@ -119,36 +123,38 @@ def _numeric(values: Sequence[Any]) -> bool:
     return bool(present) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present)
 
 
-def completion_fields(
-    columns: Mapping[str, Sequence[Any]], rewards: "Rewards", advantage: Sequence[str], request: Request, place: str
-) -> dict[str, Sequence[Any]]:
-    """A table's columns under our names: step, prompt and completion have them; `advantage` are the usual names."""
-    fields: dict[str, Sequence[Any]] = {"step": columns["step"]}
+def stage_table(
+    columns: Mapping[str, Sequence[Any]],
+    lines: Sequence[int],
+    file: Path,
+    rewards: Rewards,
+    run: IngestedRun,
+    request: Request,
+) -> None:
+    """Stage a table whose step, prompt and completion have these names; `lines` are its rows' numbers in the file.
+
+    A row without a step is damage.
+    """
+    place = f"{file}, line {lines[0]}"
+    fields: dict[str, Sequence[Any]] = {}
     fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
+    names = {name: name for name in fields}
     reward = rewards.of(columns, request, place)
     if reward is not None:
-        fields["reward"] = reward
-    usual = {"correct": CORRECT_COLUMNS, "advantage": advantage}
-    for name in ("correct", "advantage", "length", "terminated", "group"):
-        column = request.column(name, usual.get(name, ()), columns, place)
+        fields["reward"], names["reward"] = reward, " + ".join(rewards.summands)
+    for name, usual in _USUAL.items():
+        column = request.column(name, usual, columns, place)
         if column:
-            fields[name] = columns[column]
-    return fields
-
-
-def stage_columns(
-    fields: Mapping[str, Sequence[Any]], lines: Sequence[int], file: Path, run: IngestedRun, request: Request
-) -> None:
-    """Stage columns under our names; `lines` are the rows' numbers in the file. A row without a step is damage."""
-    steps = fields["step"]
+            fields[name], names[name] = columns[column], column
+    run.read |= names
+    run.seen.update(dict.fromkeys(columns))
+    steps = columns["step"]
     good = [whole(step) is not None for step in steps]
     for i, known in enumerate(good):
         if not known:
             request.damage.add(f"{file}, line {lines[i]}", f"step {steps[i]!r} is no number")
-    if not all(good):
-        fields = {name: list(compress(values, good)) for name, values in fields.items()}
-        lines = list(compress(lines, good))
-    request.staging.add(fields, lines, run.keys[0], file)
+    fields = {name: list(compress(values, good)) for name, values in {"step": steps, **fields}.items()}
+    request.staging.add(fields, list(compress(lines, good)), run.keys[0], file)
 
 
 def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:

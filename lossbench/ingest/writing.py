@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
 from lossbench.ingest.base import IngestedRun, Request
+from lossbench.ingest.curves import look_alikes, refuse_other_training
 from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage
 from lossbench.ingest.staging import SPLITS, Numbered
 from lossbench.loss.modes import Mode
@@ -37,17 +38,22 @@ def write_run(
     folder.mkdir()
     constant = {"run_id": run_id, **axes, "seed": run.seed}
     samples = request.num_generations or run.num_generations
+    shift = _first_step(run, request)
     facts: dict[str, dict[str, Any]] = {}
     summed: list[dict[str, Any]] = []
     for split in SPLITS:
-        rows = request.staging.number(run.keys, split, samples)
+        rows = request.staging.number(run.keys, split, samples, shift if split == "rollouts" else 0)
         facts[split] = {**rows.facts, "in_tokens": rows.in_tokens or None}
         if rows.facts["rows"]:
             _refuse_length(rows, run_id)
             _write_rows(folder / f"{split}.parquet", rows, split, constant)
         if split == "rollouts":
             summed = rows.steps()
+            if rows.twice():
+                run.notes.append("every completion is there twice: was the log appended to itself?")
     request.staging.problems(run.keys, run.name, run.damage)
+    if not facts["rollouts"]["rows"]:
+        refuse_other_training(run)
     steps = _merged(run.logs, summed, prefer_rows="length" in request.columns)
     if not steps and not facts["evals"]["rows"]:
         request.damage.add(str(run.source), f"no row of run '{run.name}' can be read{first_place(run.damage)}")
@@ -57,7 +63,9 @@ def write_run(
     done = max((row["step"] for row in steps), default=0)
     planned = {**axes, "arm": mode.name, "seed": run.seed, "policy": None, "policy_seed": None}
     planned["steps_planned"] = int(run.steps_planned or done)
-    state = _state(run, facts, steps, done)
+    if run.steps_planned and 0 < done < run.steps_planned:
+        run.notes.append(f"stopped at step {done} of {run.steps_planned}")
+    state = _state(run, facts, steps, done) | {"forced_tokens": request.forced_tokens}
     write_json(folder / RUN_FILE, state)
     return planned, state
 
@@ -65,6 +73,17 @@ def write_run(
 def first_place(damage: Damage) -> str:
     """Where the first damage is, as the end of a message."""
     return f": {damage.examples[0]}" if damage.examples else ""
+
+
+def _first_step(run: IngestedRun, request: Request) -> int:
+    """By how much the run's steps are to be shifted, to be counted from 1: its logs are, here."""
+    steps = {row["step"] for row in run.logs} | request.staging.steps(run.keys)
+    if not {0, 1} <= steps:
+        return 0
+    run.notes.append("steps are counted from 0 in the log, from 1 here")
+    run.logs = [{**row, "step": row["step"] + 1} for row in run.logs]
+    run.logged_rewards = {step + 1: reward for step, reward in run.logged_rewards.items()}
+    return 1
 
 
 def _refuse_length(rows: Numbered, run_id: str) -> None:
@@ -134,6 +153,8 @@ def _state(
     notes = [*run.notes, *(text for name, text in _NO_CLAIM_WITHOUT.items() if rollouts["rows"] and not rollouts[name])]
     if any(found["end_unknown"] for found in facts.values()):
         notes.append(_END_UNKNOWN)
+    used = {part for column in run.read.values() for part in (column, *column.split(" + "))}
+    unused = [name for name in run.seen if name not in used]
     return {
         "status": "completed",
         "source": str(run.source),
@@ -142,6 +163,10 @@ def _state(
         "rollouts": rollouts["rows"],
         "evals": facts["evals"]["rows"],
         "length_unit": next(iter(units), None),
+        "name": run.name,
+        "columns": run.read,
+        "not_used": unused,
+        "look_alikes": look_alikes(run.read, unused),
         "damaged": run.damage.count,
         "damaged_examples": run.damage.examples,
         "notes": notes,

@@ -89,7 +89,7 @@ def _edges(longest: float, axis: Axis, points: int) -> np.ndarray:
     width = longest / points
     if axis == "step":
         width = max(1.0, np.ceil(width))
-    return width * np.arange(1, int(np.ceil(longest / width - 1e-9)) + 1)
+    return np.minimum(width * np.arange(1, int(np.ceil(longest / width - 1e-9)) + 1), longest)
 
 
 def _curve(arm: str, quantity: str, axis: Axis, x: np.ndarray, lines: list[Line], confidence: float) -> Curve:

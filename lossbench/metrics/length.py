@@ -62,7 +62,8 @@ METRICS: dict[str, Metric] = _metrics(
     ("late_gap_within_prompt", "late gap within prompt",
      "M3: mean over late groups with both kinds of (mean incorrect length - mean correct length of the group); each "
      "group counts once, so the mix of hard and easy prompts cannot make it", "tokens", "primary"),
-    ("token_efficiency", "token efficiency", "M4: sum of rewards per 1,000 generated tokens, over the whole run",
+    ("token_efficiency", "token efficiency", "M4: sum of rewards per 1,000 generated tokens, over the whole run; "
+     "null where a reward is negative",
      "reward per 1,000 tokens", "primary"),
     ("late_reward", "late reward", "M5: mean reward, late", "reward", "primary"),
     ("late_accuracy", "late accuracy", "share of correct completions, late", "share", "primary"),
@@ -186,7 +187,7 @@ def reduce_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
     source = "rollouts" if rollouts is not None and len(rollouts) else "steps" if len(log["step"]) else "none"
     sums = add_step_log(as_columns(rollouts) if source == "rollouts" else sums_from_step_log(log), log)
     planned = _steps_planned(run, sums)
-    path = trajectory(sums, planned)
+    path = trajectory(sums)
     early = pooled(sums, is_early(sums["step"], planned))
     late = pooled(sums, is_late(sums["step"], planned))
     evals = sweep.query(run_id, "evals", EVAL_COLUMNS, evaluations_sql)
@@ -223,9 +224,9 @@ def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float
     """The metrics that are pooled quantities of the early or the late window."""
     row = {f"early_{name}": early[name] for name in early if f"early_{name}" in METRICS}
     row |= {f"late_{name}": late[name] for name in late if f"late_{name}" in METRICS}
-    mean = early["length_mean"]
-    if mean > 0:
-        row["early_length_cv"] = max(0.0, early["length_square_mean"] - mean**2) ** 0.5 / mean
+    mean, square = early["length_mean"], early["length_square_mean"]
+    if mean > 0 and np.isfinite(square):  # a log of means has no spread
+        row["early_length_cv"] = max(0.0, square - mean**2) ** 0.5 / mean
         row["early_jensen_gap"] = early["inverse_length_mean"] - 1 / mean
     return row
 
@@ -234,9 +235,11 @@ def _whole_run(sums: Columns, log: Columns, path: Trajectory, late_reward: float
     """Efficiency, slope after the plateau, tokens and time."""
     slope, slope_ols = slope_after(sums, plateau_step(path, late_reward))
     rewarded_tokens, tokens = float(sums["rewarded_length_sum"].sum()), float(np.nansum(sums["tokens"]))
+    # Where a reward can be negative, more tokens look like more reward for each.
+    efficient = rewarded_tokens > 0 and not (sums["lowest_reward"] < 0).any()
     wall = log["wall_s"][~np.isnan(log["wall_s"])]
     return {
-        "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if rewarded_tokens else np.nan,
+        "token_efficiency": 1000 * float(sums["reward_sum"].sum()) / rewarded_tokens if efficient else np.nan,
         "length_slope_plateau": slope,
         "length_slope_plateau_ols": slope_ols,
         "tokens_total": tokens if tokens > 0 else np.nan,

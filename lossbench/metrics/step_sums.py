@@ -128,6 +128,7 @@ def sums_from_step_log(log: Columns) -> Columns:
         numerator, denominator = RATIOS["reward" if column == "reward_mean" else column]
         known = np.isfinite(log[column])
         sums[numerator], sums[denominator] = np.where(known, log[column], 0.0), known.astype(float)
+    sums["lowest_reward"] = sums["reward_sum"]
     sums["rewarded_length_sum"] = sums["length_mean_sum"] * sums["reward_rows"]
     return sums
 

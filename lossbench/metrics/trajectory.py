@@ -7,8 +7,8 @@ from scipy import stats as scipy_stats
 
 from lossbench.metrics.step_sums import Columns, select
 
-SMOOTHING = 0.05
-"""Width of the trailing window of a trajectory, as a share of the planned steps."""
+SMOOTHING_STEPS = 5
+"""Width of the trailing window of a trajectory: the first points of a run do not depend on how long it was to be."""
 
 PLATEAU_SHARE = 0.95
 """The plateau begins where the smoothed reward has made this share of its whole rise."""
@@ -49,12 +49,11 @@ class Trajectory:
         return tokens, length
 
 
-def trajectory(sums: Columns, steps_planned: int) -> Trajectory:
-    """The path of one run from its step sums (`sums.step_sums`), smoothed over `SMOOTHING` of `steps_planned`."""
+def trajectory(sums: Columns) -> Trajectory:
+    """The path of one run from its step sums, smoothed over `SMOOTHING_STEPS`."""
     used = select(sums, sums["length_mean_rows"] > 0)
     step = used["step"]
-    width = max(1, round(SMOOTHING * steps_planned))
-    before = np.searchsorted(step, step - width, side="right")
+    before = np.searchsorted(step, step - SMOOTHING_STEPS, side="right")
 
     def trailing(column: str) -> np.ndarray:
         total = np.concatenate([[0.0], np.cumsum(used[column])])
@@ -64,7 +63,7 @@ def trajectory(sums: Columns, steps_planned: int) -> Trajectory:
         reward = trailing("reward_sum") / trailing("reward_rows")
         length = trailing("length_mean_sum") / trailing("length_mean_rows")
     tokens = np.cumsum(used["tokens"])
-    whole = (step >= width) & np.isfinite(reward)
+    whole = (step >= SMOOTHING_STEPS) & np.isfinite(reward)
     return Trajectory(step[whole], tokens[whole], reward[whole], length[whole])
 
 

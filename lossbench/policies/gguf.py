@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lossbench.errors import UsageError, one_line
 from lossbench.extras import require
+from lossbench.policies.pretrained import from_folder
 from lossbench.policies.warmstart import built_once, cache_dir
 
 _VERSION = 1
@@ -63,13 +64,11 @@ def _digest_of(file: Path, size_bytes: int, changed_ns: int) -> str:
 def _convert(file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     try:
         with redirect_stderr(io.StringIO()):  # the bar of the conversion does not ask whether bars are wanted
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            wrapped = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            tokenizer = from_folder(AutoTokenizer, file.parent, gguf_file=file.name)
+            wrapped = from_folder(AutoModelForCausalLM, file.parent, gguf_file=file.name, dtype=torch.float32)
     except (OSError, ValueError, KeyError, NotImplementedError) as error:
         raise UsageError(f"model '{file}': transformers cannot read it ({one_line(error)})") from error
     config = wrapped.config

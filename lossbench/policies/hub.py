@@ -23,10 +23,11 @@ from lossbench.policies.adapters import (
 from lossbench.policies.gguf import gguf_folder, is_converted
 from lossbench.policies.hardware import placement, torch_dtype
 from lossbench.policies.loaded import LoadedPolicy
+from lossbench.policies.pretrained import from_folder
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"
-CONVERTED = "converted into the cache"
+CONVERTED, FETCHED = "converted into the cache", "fetched from the hub"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("*.safetensors",)
 _INDEX = "model.safetensors.index.json"  # which of several weight files holds what
@@ -63,10 +64,11 @@ def first_use(reference: str) -> str | None:
     """
     path = _local(reference)
     if path is None:
-        return None if _cached(reference, weights=True) else "fetched from the hub"
+        return None if _cached(reference, weights=True) else FETCHED
     if path.suffix == ".gguf" and not is_converted(path):
         return CONVERTED
-    return None
+    base = adapter_base(path, reference) if path.is_dir() else None
+    return first_use(base) if base else None
 
 
 def _local(reference: str) -> Path | None:
@@ -228,11 +230,8 @@ def _base_source(reference: str, base: str) -> Source:
 
 
 def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> Any:
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
     try:
-        return kind.from_pretrained(source.folder, local_files_only=True, **options)
+        return from_folder(kind, source.folder, **options)
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UsageError(

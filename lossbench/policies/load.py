@@ -1,11 +1,13 @@
 """From a policy's name to a model and its tokenizer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.adapters import refuse_bad_lora, with_lora
 from lossbench.policies.loaded import LoadedPolicy
-from lossbench.policies.prepare import built_in_policy
+from lossbench.policies.prepare import built_in_policy, check_policy_params
+from lossbench.policies.pretrained import from_folder
 from lossbench.policies.warmstart import ensure_policy, policy_key
 
 
@@ -14,24 +16,27 @@ def is_built_in(policy: str) -> bool:
     return policy in BUILT_IN
 
 
-def load_policy(policy: str, policy_seed: int | None = None, **options: Any) -> LoadedPolicy:
+def load_policy(
+    policy: str, policy_seed: int | None = None, *, policy_params: Mapping[str, Any] | None = None, **options: Any
+) -> LoadedPolicy:
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
+
+    `policy_params` change a built-in policy's configuration (`TinyPolicy`).
 
     `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they
     come in float32, on the CPU. Raises UsageError where a model cannot be had.
     """
+    check_policy_params(policy, policy_params or {})
     if policy not in BUILT_IN:
         from lossbench.policies.hub import load_pretrained
 
         return load_pretrained(policy, **options)
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
-    config = built_in_policy(policy, policy_seed)
+    config = built_in_policy(policy, policy_seed, policy_params)
     folder = ensure_policy(config)
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = from_folder(AutoModelForCausalLM, folder)
+    tokenizer = from_folder(AutoTokenizer, folder)
     if lora := options.get("lora"):
         refuse_bad_lora(lora)
         model = with_lora(model, lora)

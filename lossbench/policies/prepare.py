@@ -2,11 +2,14 @@
 
 import multiprocessing
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from multiprocessing.connection import wait
 from typing import Any
 
+from pydantic import ValidationError
+
+from lossbench.errors import UsageError, unknown
 from lossbench.policies import BUILT_IN
 from lossbench.policies.tiny import TinyPolicy, phases
 from lossbench.policies.warmstart import OnStep, ensure_policy, policy_path
@@ -15,9 +18,33 @@ from lossbench.processes import main_hidden
 _POLL_S = 0.2
 
 
-def built_in_policy(policy: str, policy_seed: int | None) -> TinyPolicy:
-    """The configuration of the built-in policy of that name, warm-started with that seed (None: 0)."""
-    return replace(BUILT_IN[policy], policy_seed=policy_seed or 0)
+def built_in_policy(policy: str, policy_seed: int | None, params: Mapping[str, Any] | None = None) -> TinyPolicy:
+    """The configuration of the built-in policy of that name, warm-started with that seed (None: 0).
+
+    `params` change it, such as {"check_truth": 0.8}. Raises UsageError for a name or value that is not valid.
+    """
+    names = [field.name for field in fields(TinyPolicy) if field.name != "policy_seed"]
+    for name in params or {}:
+        if name not in names:
+            raise UsageError(unknown(f"parameter of policy '{policy}'", name, names))
+    try:
+        found = replace(BUILT_IN[policy], policy_seed=policy_seed or 0, **(params or {}))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise UsageError(f"policy '{policy}': {wrong['loc'][0]}={wrong['input']!r}: {wrong['msg']}") from None
+    if found.hidden_size % (2 * found.heads):
+        raise UsageError(
+            f"policy '{policy}': hidden_size={found.hidden_size}; valid: a multiple of 2 heads, {2 * found.heads}"
+        )
+    return found
+
+
+def check_policy_params(policy: str, params: Mapping[str, Any]) -> None:
+    """Raise UsageError for parameters that are not those of `policy`, which a model has none of."""
+    if policy in BUILT_IN:
+        built_in_policy(policy, None, params)
+    elif params:
+        raise UsageError(f"policy_params are for a built-in policy ({', '.join(BUILT_IN)}): '{policy}' is a model")
 
 
 def missing_policies(policies: Sequence[TinyPolicy]) -> list[TinyPolicy]:

@@ -6,36 +6,44 @@ say nothing.
 """
 
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 from lossbench.tasks.selfcheck import ALPHABET, CHECK_RIGHT, CHECK_WRONG, reversed_sum
 
 PAD, EOS = "<pad>", "<eos>"
 
 
-@dataclass(frozen=True)
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+@dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class TinyPolicy:
     """Everything that decides the weights of a built-in policy; its hash is the cache key."""
 
     policy_seed: int = 0
-    check_truth: float = 0.95  # probability that a check token tells the truth; 0.5 carries no information
-    check_continues: float = 0.94  # probability that another check follows
-    max_checks: int = 60
-    corrupted_answers: float = 0.75  # share of answers with one digit changed
-    hidden_size: int = 64
-    layers: int = 2
-    heads: int = 4
+    check_truth: Share = 0.95  # probability that a check token tells the truth; 0.5 carries no information
+    check_continues: Share = 0.94  # probability that another check follows
+    max_checks: Count = 60
+    corrupted_answers: Share = 0.75  # share of answers with one digit changed
+    hidden_size: Count = 64
+    layers: Count = 2
+    heads: Count = 4
     # The warm start goes from cheap to dear: with few checks and as many right answers as wrong ones, what is right and
     # what is wrong; then long completions and the share of wrong answers that the policy is to begin with.
-    short_steps: int = 900
-    short_checks: int = 8
-    short_corrupted: float = 0.5
-    short_lr: float = 2e-3
-    long_steps: int = 450
-    long_lr: float = 1e-3  # high enough to learn when to stop, low enough to keep the sums
-    warmstart_batch: int = 32
-    least_knowledge: float = 0.6  # share of the right answers in its text that it must give, or it is begun again
+    short_steps: Count = 900
+    short_checks: Count = 8
+    short_corrupted: Share = 0.5
+    short_lr: Rate = 2e-3
+    long_steps: Count = 450
+    long_lr: Rate = 1e-3  # high enough to learn when to stop, low enough to keep the sums
+    warmstart_batch: Count = 32
+    least_knowledge: Share = 0.6  # share of the right answers in its text that it must give, or it is begun again
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for the plan and the cache key."""

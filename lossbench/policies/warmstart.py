@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lossbench.errors import UsageError
 from lossbench.locks import exclusive
+from lossbench.policies.pretrained import hide_progress_bars
 from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 from lossbench.tasks.selfcheck import SelfCheck
 
@@ -106,9 +107,8 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
     could be told from such a policy, so it is begun again from other random numbers.
     """
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    hide_progress_bars()
     tokenizer = make_tokenizer()
     least = policy.least_knowledge * (1 - policy.corrupted_answers)
     tried = []

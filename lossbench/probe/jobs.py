@@ -12,8 +12,10 @@ from typing import Any
 
 from lossbench.errors import UsageError
 from lossbench.policies import BUILT_IN
+from lossbench.policies.adapters import ADAPTER_FILE
 from lossbench.probe.batches import BatchSource, PolicySource
-from lossbench.probe.prober import Prober, ProbeSettings
+from lossbench.probe.head_engine import HEAD
+from lossbench.probe.prober import ALL, Prober, ProbeSettings
 from lossbench.processes import cores, main_hidden
 
 
@@ -47,12 +49,18 @@ class ProbeJob:
         """Whether lossbench makes the policy itself."""
         return self.policy in BUILT_IN
 
-    def seeded(self) -> ProbeSettings:
-        """The settings with a seed of the policy's own, so that no two policies share prompts and draws."""
-        sampling = self.settings.sampling
-        return replace(
-            self.settings, sampling=replace(sampling, seed=draw_seed(sampling.seed, self.name, self.policy_seed))
-        )
+    @property
+    def params(self) -> tuple[str, ...]:
+        """The parameters to differentiate by: those asked for; else all of a built-in policy and of an adapter, and of
+        any other model the head."""
+        adapter = "lora" in self.load_options or (Path(self.policy) / ADAPTER_FILE).is_file()
+        return self.settings.params or ((ALL,) if self.built_in or adapter else (HEAD,))
+
+    def own_settings(self) -> ProbeSettings:
+        """The settings with their parameters, and a seed of the policy's own: no two policies share prompts and
+        draws."""  # fmt: skip
+        seed = draw_seed(self.settings.sampling.seed, self.name, self.policy_seed)
+        return replace(self.settings, params=self.params, sampling=replace(self.settings.sampling, seed=seed))
 
 
 def draw_seed(seed: int, policy: str, policy_seed: int | None) -> int:
@@ -67,7 +75,7 @@ def prepare(job: ProbeJob) -> Prober:
 
     policy = load_policy(job.policy, job.policy_seed, **job.load_options)
     policy.model.eval()
-    return Prober(policy.model, _source(job, policy.model, policy.tokenizer), job.seeded())
+    return Prober(policy.model, _source(job, policy.model, policy.tokenizer), job.own_settings())
 
 
 def _source(job: ProbeJob, model: Any, tokenizer: Any) -> BatchSource:
@@ -79,7 +87,7 @@ def _source(job: ProbeJob, model: Any, tokenizer: Any) -> BatchSource:
     from lossbench.tasks import make_task
 
     task = as_read_by(make_task(job.task, job.task_params), tokenizer, job.policy)
-    return PolicySource(model, tokenizer, task, job.seeded().sampling)
+    return PolicySource(model, tokenizer, task, job.own_settings().sampling)
 
 
 def run_job(

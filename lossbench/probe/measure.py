@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lossbench.errors import UsageError
 from lossbench.extras import TRAIN, require
+from lossbench.policies.hub import resolve
 from lossbench.policies.prepare import built_in_policy, prepare_policies
 from lossbench.probe.jobs import ProbeJob, run_job
 from lossbench.probe.projections import Projections, projections_of
@@ -65,7 +66,8 @@ def measure(
     if job.rollouts is not None:
         recorded_batches(job.rollouts, job.settings.sampling, job.settings.pairs, job.columns)
     if job.built_in:
-        prepare_policies([built_in_policy(job.policy, job.policy_seed)], workers=1)
+        params = job.load_options.get("policy_params")
+        prepare_policies([built_in_policy(job.policy, job.policy_seed, params)], workers=1)
     kept, began_s, measured = _Kept(path, jobs), time.perf_counter(), 0
     try:
         for job in jobs:
@@ -138,14 +140,28 @@ class _Kept:
 def _facts(jobs: Sequence[ProbeJob]) -> dict[str, Any]:
     """What decides the numbers in a file, for its metadata; `draws` tells probes apart that share prompts and draws."""
     job = jobs[0]
-    draws = job.seeded().sampling.seed
+    draws = job.own_settings().sampling.seed
     found = {
-        "settings": job.settings.as_dict(), "horizon": job.settings.sampling.max_completion_length, "task": job.task,
-        "task_params": job.task_params, "policy_seed": job.policy_seed,
-        "rollouts": job.rollouts and str(job.rollouts), "columns": job.columns, "load_options": job.load_options,
+        "settings": {**job.settings.as_dict(), "params": job.params}, "tied": _is_tied(job),
+        "horizon": job.settings.sampling.max_completion_length, "task": job.task, "task_params": job.task_params,
+        "policy_seed": job.policy_seed, "rollouts": job.rollouts and str(job.rollouts),
+        "columns": job.columns, "load_options": job.load_options,
         "draws": draws if job.rollouts is None else None, "stamps": {str(one.step): _stamp(one) for one in jobs},
     }  # fmt: skip
     return json.loads(json.dumps(found))  # as it will be read back
+
+
+def _is_tied(job: ProbeJob) -> bool:
+    """Whether the policy's head is its embedding too, of which a probe of the head moves the head's use alone."""
+    if job.built_in:
+        return False
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(resolve(job.policy, weights=False).folder, local_files_only=True)
+    except (OSError, ValueError):  # an adapter's folder, or a model with code of its own: loading it says what is wrong
+        return False
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:

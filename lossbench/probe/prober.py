@@ -21,12 +21,14 @@ import torch
 from lossbench.errors import UsageError, unknown
 from lossbench.loss.advantages import advantages
 from lossbench.probe.batches import MOMENT_STREAM, PAIR_STREAM, BatchSource, PolicySource, ProbeBatch, Sampling
+from lossbench.probe.head_engine import HEAD, make_head_engine
 from lossbench.probe.local_engine import make_engine
 from lossbench.probe.parameters import select_parameters
 from lossbench.probe.scores import Engine, Vector
 
 Metric = Literal["plain", "adam"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
+ALL = "all"
 DIRECTIONS = ("incorrect", "correct", "all")
 MOMENT_FLOOR = 0.01
 """Second moments are not let below this share of their tensor's mean."""
@@ -34,7 +36,11 @@ MOMENT_FLOOR = 0.01
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe does; the defaults are the ones that its figures are stated for."""
+    """What a probe does; the defaults are the ones that its figures are stated for.
+
+    `params` are "head" (`lossbench.probe.head_engine`), "all" trainable parameters, or parts of names
+    (`select_parameters`); without them all.
+    """
 
     sampling: Sampling = field(default_factory=Sampling)
     pairs: int = 40
@@ -65,11 +71,13 @@ class Prober:
 
     def __init__(self, model: Any, source: BatchSource, settings: ProbeSettings) -> None:
         self.source, self.settings = source, settings
-        parameters = select_parameters(model, settings.params)
-        self.engine: Engine = make_engine(
-            model, parameters, source(MOMENT_STREAM, 0), temperature=settings.sampling.temperature,
-            max_positions=settings.max_positions,
-        )  # fmt: skip
+        bounds: dict[str, Any] = {"temperature": settings.sampling.temperature, "max_positions": settings.max_positions}
+        self.engine: Engine
+        if settings.params == (HEAD,):
+            self.engine = make_head_engine(model, source(MOMENT_STREAM, 0), **bounds)
+        else:
+            parameters = select_parameters(model, () if settings.params == (ALL,) else settings.params)
+            self.engine = make_engine(model, parameters, source(MOMENT_STREAM, 0), **bounds)
         self._scales = [None if metric == "plain" else self._inverse_roots() for metric in settings.metrics]
 
     def _inverse_roots(self) -> Vector:

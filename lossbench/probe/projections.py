@@ -45,7 +45,8 @@ class Projections:
     @property
     def parameters(self) -> str:
         """The parameters differentiated by: "head", "all", or parts of names."""
-        return ", ".join(self.facts.get("settings", {}).get("params") or ["all"])
+        named = ", ".join(self.facts.get("settings", {}).get("params") or ["all"])
+        return f"{named} (tied: the head's use only)" if named == "head" and self.facts.get("tied") else named
 
     @cached_property
     def metrics(self) -> list[str]:

@@ -1,8 +1,10 @@
 """A report as data: sections made of blocks. What it says is decided once; HTML and Markdown only write it down."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from lossbench.text import clean
 
 
 @dataclass(frozen=True)
@@ -131,3 +133,14 @@ class Document:
     sections: tuple[Section, ...]
     folder: Path
     """Where the report lies; figures are read from it when they are put into the page."""
+
+
+def cleaned(part: Any) -> Any:
+    """A document, or a part of one, with every text in it made safe to show."""
+    if isinstance(part, str):
+        return clean(part)
+    if isinstance(part, tuple):
+        return tuple(map(cleaned, part))
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{field.name: cleaned(getattr(part, field.name)) for field in fields(part)})
+    return part

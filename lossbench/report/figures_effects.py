@@ -106,7 +106,8 @@ def _dots(axes: Axes, data: ReportData, shown: Sequence[Arm], metric: str) -> No
     axes.grid(axis="y", visible=False)
     if not data.has(metric):
         axes.set_xticks([])
-        why = "no reward that every run reaches\nand none begins with"
+        counted = any(np.isfinite(run.sums["tokens"]).any() for run in data.summary.by_run.values())
+        why = "no reward that every run reaches\nand none begins with" if counted else "the logs do not count tokens"
         axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=SOFT, fontsize=8)
         return
     for place, arm in enumerate(reversed(shown)):

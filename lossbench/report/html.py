@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from lossbench.report.document import Document
 from lossbench.version import __version__
@@ -50,6 +51,6 @@ def _tidy(text: str) -> str:
     return text.replace(" = ", "\u00a0=\u00a0").replace(" %", "\u00a0%")
 
 
-def _breaks(text: str) -> str:
+def _breaks(text: str) -> Markup:
     """Lets long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
-    return _INTERVAL.sub("\\1,\u00a0", text.replace("@", "@\u200b").replace("/", "/\u200b"))
+    return Markup(re.sub("([@/])", r"\1<wbr>", str(escape(_INTERVAL.sub("\\1,\u00a0", text)))))

@@ -22,13 +22,10 @@ _MARKS = {"supported": "●", "contradicted": "✕", "inconclusive": "○", "not
 
 
 def escape(text: str) -> str:
-    """Plain text as Markdown that shows just this text; line breaks become spaces.
-
-    A zero-width space behind @ keeps mode names from being taken for addresses or mentions.
-    """
+    """Plain text as Markdown that shows just this text; line breaks become spaces."""
     escaped = _SPECIAL.sub(r"\\\1", " ".join(text.split()))
     # A number with a dot, a plus or a dash at the start would begin a list.
-    return re.sub(r"^(\d+)([.)])", r"\1\\\2", re.sub(r"^([+-])", r"\\\1", escaped)).replace("@", "@\u200b")
+    return re.sub(r"^(\d+)([.)])", r"\1\\\2", re.sub(r"^([+-])", r"\\\1", escaped))
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -85,7 +82,8 @@ def _folded(title: str, body: str) -> str:
 
 
 def _html(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Plain text on one line of HTML: an empty line would end it, and what follows be read as Markdown."""
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
 
 
 def _table(table: Table) -> str:

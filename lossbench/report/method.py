@@ -1,6 +1,9 @@
 """The report's note on method: how the numbers come about and what they do not say."""
 
-METHOD: tuple[str, ...] = (
+from collections.abc import Mapping
+from typing import Any
+
+_METHOD: tuple[str, ...] = (
     "The unit is a run. Every metric is one number per run, pooled over completions: the ratio of two sums, never a "
     "mean of per-step means. Late is the last fifth of the planned steps, early the first fifth.",
     "Runs of equal seed are paired: they start from the same policy, see the same prompts in the same order and draw "
@@ -25,3 +28,16 @@ METHOD: tuple[str, ...] = (
     "An interval speaks about runs like these: this task, these starting policies, these settings. Pairs that start "
     "from one policy share its quirks, so effects are shown per policy too where there are several.",
 )
+
+_LOGGED = (
+    "The unit is a run. Every metric is one number per run: pooled over completions where the log has them, else the "
+    "mean of the means that it has of each step. Late is the last fifth of the steps, early the first fifth.",
+    "Runs of equal seed are paired by the number that the log or the command gave them. Whether they share policy, "
+    "prompts and sampling is for whoever made them to say. Only seeds that both arms have are compared; the others are "
+    "named.",
+)
+
+
+def method(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The points of the note for a sweep, or for logs of other trainers, which promise less."""
+    return _METHOD if spec.get("kind", "sweep") == "sweep" else (*_LOGGED, *_METHOD[len(_LOGGED) :])

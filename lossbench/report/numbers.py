@@ -6,8 +6,6 @@ from dataclasses import dataclass
 MISSING = "–"
 """What stands where there is no value."""
 
-_KEPT_CONTROLS = "\n\t"
-
 
 @dataclass(frozen=True)
 class NumberStyle:
@@ -77,14 +75,6 @@ def times(ratio: float) -> str:
 def count(number: int, word: str) -> str:
     """ "1 run", "2 runs"."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def clean(text: str) -> str:
-    """Untrusted text with unprintable characters made visible, so that it cannot steer a terminal or a page."""
-    return "".join(
-        char if char in _KEPT_CONTROLS or (char.isprintable() and not 0xD800 <= ord(char) <= 0xDFFF) else "\ufffd"
-        for char in text
-    )
 
 
 def shortened(text: str, head: int = 700, tail: int = 250) -> str:

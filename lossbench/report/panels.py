@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from lossbench.report.data import Arm
 from lossbench.report.style import FAINT, INK, ArmStyle, percent_tick, short_number
+from lossbench.text import clean
 
 OVERLAID = 4
 """Up to this many arms share one panel."""
@@ -173,13 +174,14 @@ def handle(arm: Arm) -> Line2D:
     """The legend's entry of an arm."""
     style = arm.style
     return Line2D(
-        [], [], color=style.color, linestyle=style.dash, marker=style.marker, label=arm.name, markeredgecolor="white",
-        markeredgewidth=0.6,
+        [], [], color=style.color, linestyle=style.dash, marker=style.marker, label=clean(arm.name),
+        markeredgecolor="white", markeredgewidth=0.6,
     )  # fmt: skip
 
 
 def wrapped(name: str, width: int) -> str:
     """An arm's name on several lines, broken at @ and / where it is long."""
+    name = clean(name)
     if len(name) <= width:
         return name
     spaced = name.replace("@", "@ ").replace("/", "/ ").replace("[", " [")

@@ -5,7 +5,7 @@ from typing import Any
 from lossbench.metrics.length import records
 from lossbench.report.data import Arm, ReportData
 from lossbench.report.document import Sample, Samples
-from lossbench.report.numbers import clean, count, shortened
+from lossbench.report.numbers import count, shortened
 
 _NUMBERS = ["step", "length_tokens", "correct", "terminated"]
 
@@ -39,7 +39,7 @@ def _run_samples(data: ReportData, run: dict[str, Any]) -> tuple[Sample, ...]:
         if text is not None and text["completion"] is not None:
             ending = ", cut at the cap" if row["terminated"] is False else ""
             facts = f"{count(row['length_tokens'], 'token')}{ending}, step {row['step']}"
-            prompt, completion = (shortened(clean(text[name] or "")) for name in ("prompt", "completion"))
+            prompt, completion = (shortened(text[name] or "") for name in ("prompt", "completion"))
             found.append(Sample(row["label"], facts, prompt, completion))
     return tuple(found)
 

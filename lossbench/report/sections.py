@@ -21,9 +21,10 @@ from lossbench.report.document import (
     Table,
     Text,
     Warnings,
+    cleaned,
 )
 from lossbench.report.finding import HEADLINES, Finding, find, support
-from lossbench.report.method import METHOD
+from lossbench.report.method import method
 from lossbench.report.numbers import count, number_style
 from lossbench.report.probe import probe_blocks
 from lossbench.report.samples import arm_samples
@@ -35,6 +36,7 @@ from lossbench.report.tables import (
     pairwise_table,
     verdict_table,
 )
+from lossbench.sweep.folder import reproducing_commands
 
 Figures = Mapping[str, FigureBlock]
 
@@ -56,7 +58,7 @@ def make_document(data: ReportData, figures: Figures, folder: Path) -> Document:
         _missing(data),
         _reproduce(data),
     ]
-    return Document(
+    document = Document(
         title=f"lossbench report: {data.spec.get('name') or data.sweep.path.name}",
         finding=finding.sentence,
         support=support(data, finding),
@@ -65,6 +67,7 @@ def make_document(data: ReportData, figures: Figures, folder: Path) -> Document:
         sections=tuple(section for section in sections if section.blocks),
         folder=folder,
     )
+    return cleaned(document)
 
 
 def _section(id: str, title: str, *blocks: Block | None) -> Section:
@@ -172,11 +175,11 @@ def _missing(data: ReportData) -> Section:
 
 def _reproduce(data: ReportData) -> Section:
     spec = data.spec
-    command = str(spec.get("command") or "")
-    lines = [command] if command else []
-    lines.append(f"lossbench report {shlex.quote(written_to(command) or f'results/{data.sweep.path.name}')}")
-    method = Details("How the numbers come about", (Points(METHOD),))
-    return _section("reproduce", "Reproduce", Code("\n".join(lines)), _provenance(spec), _settings(data), method)
+    lines = reproducing_commands(spec)
+    out = next(filter(None, map(written_to, lines)), f"results/{data.sweep.path.name}")
+    lines.append(f"lossbench report {shlex.quote(out)}")
+    how = Details("How the numbers come about", (Points(method(spec)),))
+    return _section("reproduce", "Reproduce", Code("\n".join(lines)), _provenance(spec), _settings(data), how)
 
 
 def written_to(command: str) -> str | None:

@@ -95,6 +95,7 @@ _SETTINGS: dict[str, Any] = {
     "grid.color": "#E8EBEE",
     "grid.linewidth": 0.7,
     "text.color": INK,
+    "text.parse_math": False,
     "xtick.color": SOFT,
     "ytick.color": SOFT,
     "xtick.labelcolor": INK,

@@ -11,6 +11,7 @@ from lossbench.metrics.compare import Comparison, comparison_rows
 from lossbench.metrics.length import METRICS
 from lossbench.report.data import ReportData
 from lossbench.report.finding import find, support
+from lossbench.text import clean
 from lossbench.version import __version__
 
 CSV_COLUMNS = [
@@ -47,8 +48,16 @@ def summary_csv(data: ReportData) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows({key: _plain(value) for key, value in row.items()} for row in summary_rows(data))
+    writer.writerows({key: spreadsheet_cell(_plain(value)) for key, value in row.items()} for row in summary_rows(data))
     return text.getvalue()
+
+
+def spreadsheet_cell(value: Any) -> Any:
+    """`value` as a cell that spreadsheets take for text where it is text, never for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
 
 
 def summary_json(data: ReportData) -> dict[str, Any]:

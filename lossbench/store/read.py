@@ -30,7 +30,7 @@ TEXT_COLUMNS = ("prompt", "completion")
 SWEEP_FILE, RUN_FILE = "sweep.json", "run.json"
 RUN_COLUMNS = [
     "run_id", "arm", "mode", "loss_type", "agg_mode", "scale_rewards", "seed", "policy", "policy_seed",
-    "status", "steps_planned", "steps_done", "wall_s", "verifier_errors", "reason", "log",
+    "status", "steps_planned", "steps_done", "wall_s", "verifier_errors", "unjudged", "unrewarded", "reason", "log",
 ]  # fmt: skip
 
 

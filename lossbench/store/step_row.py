@@ -132,11 +132,12 @@ def equal_rewards(lowest: float, highest: float) -> bool:
 def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
     """SQL for one row per step of `source`, a table with the completion columns of `rollouts`, in order of steps.
 
-    Columns: `step`, `generation` (the last one), `rows`; `<mean>_sum` and `<mean>_rows` for each of `means`, which must
-    include the lengths of correct and incorrect completions; `groups` (with rewards), `zero_std_groups` (whose rewards
-    are equal), `mixed_groups` (with correct and incorrect completions) and `mixed_gap_sum` (their mean incorrect minus
-    mean correct length). A group is one number in one generation, or in one step where the generation is null; it
-    counts in its first step. Sums of integers are exact in any order, sums of reals only the same on one thread.
+    Columns: `step`, `generation` (the last one), `rows`, `lowest_reward`; `<mean>_sum` and `<mean>_rows` for each of
+    `means`, which must include the lengths of correct and incorrect completions; `groups` (with rewards),
+    `zero_std_groups` (whose rewards are equal), `mixed_groups` (with correct and incorrect completions) and
+    `mixed_gap_sum` (their mean incorrect minus mean correct length). A group is one number in one generation, or in one
+    step where the generation is null; it counts in its first step. Sums of integers are exact in any order, sums of
+    reals only the same on one thread.
     """
     parts = [f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()]
     names = [f"{name}_{part}" for name in means for part in ("sum", "rows")]
@@ -161,7 +162,7 @@ def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
             coalesce(sum({gap}) FILTER (length_correct_rows > 0 AND length_incorrect_rows > 0), 0) AS mixed_gap_sum
         FROM prompts GROUP BY step),
     per_step AS (
-        SELECT step, max(generation) AS generation, sum(rows) AS rows,
+        SELECT step, max(generation) AS generation, sum(rows) AS rows, coalesce(min(lowest), 0) AS lowest_reward,
             {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in names)}
         FROM cells GROUP BY step)
     SELECT per_step.*, coalesce(groups, 0) AS groups, coalesce(zero_std_groups, 0) AS zero_std_groups,

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError
+from lossbench.locks import GATE, exclusive
 from lossbench.store.provenance import command_line, git_state, machine, versions
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, read_json
 from lossbench.store.write import PARTS, refuse_links, write_json
 from lossbench.sweep.recipe import Recipe
 from lossbench.training.checkpoint import CHECKPOINTS, newest_checkpoint
+from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of, hashed_fields
 from lossbench.training.run_spec import RunSpec
 
@@ -31,6 +33,19 @@ def fresh_folder(folder: Path) -> Path:
     while candidate.exists():
         candidate, number = folder.with_name(f"{folder.name}-{number}"), number + 1
     return candidate
+
+
+def new_folder(folder: Path) -> Path:
+    """Make `folder`, or the next with a number behind it where another call has just made that one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            candidate = fresh_folder(folder)
+            with suppress(FileExistsError):
+                candidate.mkdir()
+                return candidate
+    except OSError as error:
+        raise UsageError(f"cannot make '{folder}': {error.strerror}") from None
 
 
 def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1) -> None:
@@ -113,20 +128,70 @@ def check_jobs(folder: Path, runs: Sequence[RunSpec], executor: str) -> None:
             )
 
 
+def check_contents(folder: Path, contents: Contents) -> None:
+    """Refuse to add runs that read other contents than those that the folder already holds. Raises UsageError."""
+    known = read_json(folder / SWEEP_FILE) if (folder / SWEEP_FILE).exists() else {}
+    there = known.get("contents", {})
+    changed = [key for key, found in contents.items() if there.get(key, found)["sha256"] != found["sha256"]]
+    made = (run_dir(folder, run_id) for run_id in known.get("runs", {}))
+    if changed and any(has_results(path) for path in made):
+        raise UsageError(
+            f"'{folder}' was made with other contents of {', '.join(changed)}; its runs and new ones would not be one "
+            "experiment: start over with --fresh, or give another --out"
+        )
+
+
+def has_results(run: Path) -> bool:
+    """Whether the run is completed, or left a checkpoint that it would continue from."""
+    with suppress(UsageError):
+        if read_json(run / RUN_FILE).get("status") == "completed":
+            return True
+    return any(run.glob(f"{CHECKPOINTS}/checkpoint-*"))
+
+
+def reproducing_commands(spec: Mapping[str, Any]) -> list[str]:
+    """The fewest, in the order they were given, of the commands recorded in sweep.json that together make its runs."""
+    wanted, commands = set(spec.get("runs") or {}), []
+    for call in reversed(_calls(spec)):
+        if wanted & set(call.get("runs", ())):
+            wanted -= set(call["runs"])
+            commands.insert(0, str(call.get("command")))
+    return commands
+
+
+def _calls(spec: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls that sweep.json records; before there was a list it kept the first one's."""
+    first = {name: spec.get(name) for name in ("command", "versions", "git", "machine")}
+    return spec.get("calls") or ([{**first, "runs": list(spec.get("runs", {}))}] if spec.get("command") else [])
+
+
 def write_plan(
-    folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1, claims_fingerprint: str | None = None
-) -> None:
+    folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int = 1, claims_fingerprint: str | None = None,
+    *, mine: Sequence[RunSpec] | None = None, command: str | None = None, contents: Contents | None = None,
+) -> None:  # fmt: skip
     """Create the folder, or extend its plan with runs that are new; earlier entries stay as they are.
 
     `claims_fingerprint` stands for the wording and margins of the recipe's claims as they are now, before the runs.
+    `mine` are the runs that this call, given as `command`, covers (none where nothing was left to make); `contents`
+    fingerprints what they read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / SWEEP_FILE
+    with exclusive(folder / GATE):
+        _write_plan(folder / SWEEP_FILE, recipe, runs, processes, claims_fingerprint, {
+            "command": command or command_line(), "versions": versions(), "git": git_state(), "machine": machine(),
+            "runs": [spec.run_id for spec in (runs if mine is None else mine)],
+        }, contents or {})  # fmt: skip
+
+
+def _write_plan(
+    path: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int, claims_fingerprint: str | None,
+    call: dict[str, Any], contents: Contents,
+) -> None:  # fmt: skip
     known = read_json(path) if path.exists() else {}
     planned: dict[str, Any] = dict(known.get("runs", {}))
     planned.update({spec.run_id: _planned(spec) for spec in runs})
     claims = known.get("claims", recipe.claims)
-    shared = shared_by_all(recipe, processes)
+    shared, calls = shared_by_all(recipe, processes), _calls(known)
     plan = {
         "sweep_version": SWEEP_VERSION,
         "kind": "sweep",
@@ -138,10 +203,9 @@ def write_plan(
         "claims": claims,
         "claims_changed": known.get("claims_changed", False) or claims != recipe.claims,
         "claims_fingerprint": known.get("claims_fingerprint", claims_fingerprint),
-        "command": known.get("command", command_line()),
-        "versions": known.get("versions", versions()),
-        "git": known.get("git", git_state()),
-        "machine": known.get("machine", machine()),
+        **{name: known.get(name, call[name]) for name in ("command", "versions", "git", "machine")},
+        "calls": [*calls, *([call] if call["runs"] and call not in calls else ())],
+        "contents": known.get("contents", {}) | contents,
         "runs": planned,
     }
     if plan != known:

@@ -2,11 +2,15 @@
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import is_built_in
+from lossbench.policies.prepare import check_policy_params
 from lossbench.tasks import Task, make_task, remote_data
+from lossbench.tasks.user_file import is_file_reference
+from lossbench.training.contents import Contents, model_contents, task_contents
 from lossbench.training.run_spec import RunSpec, Settings
 
 _ALSO_BY = {"tensorboard": "tensorboardX"}  # a logger's other package; the first is called like the logger
@@ -14,13 +18,14 @@ _ALSO_BY = {"tensorboard": "tensorboardX"}  # a logger's other package; the firs
 Say = Callable[[str], None]
 
 
-def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = True) -> None:
-    """Check devices, extras, tasks, models and prompts. Raises UsageError, one line, for what the runs would fail on.
+def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = True) -> Contents:
+    """Check devices, extras, tasks, models and prompts; returns the fingerprints of what the runs will read.
 
-    With `fetch`, data sets and models that this machine lacks are fetched, and `.gguf` files converted; else they are
-    passed over, and `say` is told. `here` is whether the runs run on this machine: devices and extras of others are
-    theirs to check.
+    Raises UsageError, one line, for what the runs would fail on. With `fetch`, data sets and models that this machine
+    lacks are fetched, `.gguf` files converted and task files run; else they are passed over, and `say` is told. `here`
+    is whether the runs run on this machine: devices and extras of others are theirs to check.
     """
+    contents: Contents = {}
     tasks: dict[str, Task | None] = {}
     policies_seen: set[tuple[str, str, bool]] = set()
     for spec in _distinct(runs):
@@ -32,13 +37,15 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = Tr
         asked = f"{settings.task} {sorted(settings.task_params.items())}"
         if asked not in tasks:
             tasks[asked] = _task(settings, fetch, say)
+            contents |= task_contents(settings, tasks[asked])
         task = tasks[asked]
         if task is not None:
             _check_prompts(settings, task)
         policy = (spec.policy, asked, settings.trust_remote_code)
         if policy not in policies_seen:
             policies_seen.add(policy)
-            _check_policy(spec, task, fetch, say)
+            contents |= _check_policy(spec, task, fetch, say)
+    return contents
 
 
 def _distinct(runs: Iterable[RunSpec]) -> Sequence[RunSpec]:
@@ -72,13 +79,20 @@ def _check_mode(spec: RunSpec) -> None:
 
 
 def _check_built_in(spec: RunSpec) -> None:
-    """A setting that a built-in policy would pass over in silence."""
+    """Parameters of the policy, and a setting that a built-in one would pass over in silence."""
+    check_policy_params(spec.policy, spec.settings.policy_params)
     if is_built_in(spec.policy) and spec.settings.dtype == "bfloat16":
         raise UsageError(f"dtype 'bfloat16' is for a model: the weights of policy '{spec.policy}' are float32")
 
 
 def _task(settings: Settings, fetch: bool, say: Say) -> Task | None:
-    """The runs' task, None where its data would have to be fetched."""
+    """The runs' task, None where its data would have to be fetched, or code of the user's own would have to run."""
+    if is_file_reference(settings.task):
+        path = settings.task.partition(":")[0]
+        if not fetch and Path(path).is_file():
+            say(f"task file '{path}': run, and its prompts checked, when the sweep starts")
+            return None
+        say(f"task file '{path}' is run now")
     remote = None if fetch else remote_data(settings.task, settings.task_params)
     if remote is None:
         return make_task(settings.task, settings.task_params)
@@ -99,7 +113,7 @@ def _check_prompts(settings: Settings, task: Task) -> None:
         )
 
 
-def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> None:
+def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Contents:
     """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
     from lossbench.policies.chat import as_read_by
     from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_tokenizer, resolve
@@ -109,14 +123,15 @@ def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> No
             raise UsageError(
                 f"task '{spec.settings.task}' asks as a chat, and policy '{spec.policy}' has none: {PLAIN}"
             )
-        return
+        return {}
     todo = first_use(spec.policy)
     if todo and not fetch:
         say(f"model {spec.policy}: {todo}, and its tokenizer checked, when the sweep starts")
-        return
+        return {}
     if todo == CONVERTED:
         say(f"model {spec.policy}: {todo}, once …")
     resolve(spec.policy)
     tokenizer = load_tokenizer(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
     if task is not None:
         as_read_by(task, tokenizer, spec.policy)
+    return model_contents(spec.policy)

@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lossbench.errors import UsageError
@@ -17,11 +17,14 @@ from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.executors import Resources, make_executor
 from lossbench.sweep.folder import (
+    check_contents,
     check_folder,
     check_jobs,
     check_run_folders,
     default_folder,
     fresh_folder,
+    new_folder,
+    run_state,
     write_plan,
 )
 from lossbench.sweep.plan import plan
@@ -29,6 +32,8 @@ from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
 from lossbench.sweep.shards import Shard, parse_shard, take_shard
+from lossbench.tasks.judging import judging_problems
+from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
@@ -63,6 +68,8 @@ class Planned:
     mine: list[RunSpec]
     shard: Shard | None = None
     claims_fingerprint: str | None = None
+    command: str | None = None
+    contents: Contents = field(default_factory=dict)
 
     @property
     def here(self) -> bool:
@@ -70,10 +77,13 @@ class Planned:
         return self.options.executor == "local"
 
 
-def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None) -> Planned:
+def plan_recipe(
+    recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None, command: str | None = None
+) -> Planned:
     """The runs of the recipe and their folder; writes nothing.
 
-    `claims_fingerprint` stands for the wording and margins of the recipe's claims. Raises UsageError for a plan or a
+    `claims_fingerprint` stands for the wording and margins of the recipe's claims, `command` for what was called,
+    where that was not the command line. Raises UsageError for a plan or a
     folder that cannot be.
     """
     require("a sweep", "train", *TRAIN)
@@ -82,7 +92,7 @@ def plan_recipe(recipe: Recipe, options: RunOptions, claims_fingerprint: str | N
     folder = options.out or default_folder(recipe, options.nproc_per_run)
     folder = fresh_folder(folder) if options.fresh else folder
     check_folder(folder, recipe, runs, options.nproc_per_run)
-    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint)
+    return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint, command)
 
 
 @contextmanager
@@ -106,12 +116,15 @@ def interrupt_on_sigterm() -> Iterator[None]:
 def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     """The plan without duplicates, if so asked, once its models, tasks and devices have been looked at.
 
-    With `fetch`, what this machine lacks is fetched. Raises UsageError for what the runs would fail on.
+    With `fetch`, what this machine lacks is fetched, and the new folder of a `fresh` sweep is made. Raises UsageError
+    for what the runs would fail on, or what would mix two experiments in one folder.
     """
     retry = planned.options.retry_failed
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
-    preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
-    return _without_duplicates(planned, watch)
+    contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
+    check_contents(planned.folder, contents)
+    planned = replace(_without_duplicates(planned, watch), contents=contents)
+    return replace(planned, folder=new_folder(planned.folder)) if fetch and planned.options.fresh else planned
 
 
 def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
@@ -162,13 +175,19 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
             check_run_folders(folder, left)
             check_jobs(folder, left, options.executor)
-            write_plan(folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint)
+            write_plan(
+                folder, recipe, planned.runs, options.nproc_per_run, planned.claims_fingerprint,
+                mine=planned.mine if left else [], command=planned.command, contents=planned.contents,
+            )  # fmt: skip
             watch.begun(folder, planned.mine, left, executor.slots)
             _prepare_policies(left, watch)
             try:
                 run_all(folder, left, executor, watch, fail_fast=options.fail_fast, detach=options.detach)
             finally:
                 watch.over()
+            for spec in left:
+                for problem in judging_problems(run_state(folder, spec.run_id)):
+                    watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None
@@ -189,9 +208,13 @@ def _short_hash(runs: Sequence[RunSpec]) -> str:
 
 def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
     """Build the built-in policies that are missing from the cache."""
-    wanted = dict.fromkeys((spec.policy, spec.policy_seed) for spec in runs if is_built_in(spec.policy))
-    missing = {key: built_in_policy(*key) for key in wanted if missing_policies([built_in_policy(*key)])}
+    wanted = {
+        built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params): spec
+        for spec in runs
+        if is_built_in(spec.policy)
+    }
+    missing = missing_policies(list(wanted))
     if missing:
-        names = ", ".join(f"'{policy}' seed {seed}" for policy, seed in missing)
+        names = ", ".join(f"'{wanted[policy].policy}' seed {policy.policy_seed}" for policy in missing)
         with watch.warm_start(f"warm start of {names}") as on_step:
-            prepare_policies(list(missing.values()), cores(), on_step)
+            prepare_policies(missing, cores(), on_step)

@@ -63,7 +63,7 @@ class Arithmetic:
         """Whether the last number of the completion is the sum."""
         return self.verifier(completion, answer)
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
         """1.0 for a right answer that ended before the cap, else 0.0."""
         return correct_and_terminated(correct, terminated)
 

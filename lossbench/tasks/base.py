@@ -18,7 +18,12 @@ class Prompt:
 
 
 class Task(Protocol):
-    """Prompts with a verifier. `verify` judges the answer alone; `reward` may also look at how the completion ended."""
+    """Prompts with a verifier. `verify` judges the answer alone; `reward` may also look at how the completion ended.
+
+    Optional: `chat`, whether prompts are messages of a user; `forced_tokens`, tokens at the start of a completion that
+    the task dictates, so that ending before them is no choice (default 0); `verifier`, which counts its errors;
+    `right_completion(prompt)`.
+    """
 
     name: str
 
@@ -37,17 +42,17 @@ class Task(Protocol):
         """Fewest tokens, EOS included, that a rewarded completion can have: a lower cap can teach nothing."""
         ...
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """Whether `completion` gives `answer`, whatever its ending. Never raises on odd text."""
+    def verify(self, completion: str, answer: str) -> bool | None:
+        """Whether `completion` gives `answer`, whatever its ending; None: cannot tell. Never raises on odd text."""
         ...
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
-        """Reward of a completion of `length_tokens` tokens, EOS included."""
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float | None:
+        """Reward of a completion of `length_tokens` tokens, EOS included; None: none, the row does not train."""
         ...
 
 
 class WrappedTask:
-    """A task around another, whose own everything is but for what a subclass changes."""
+    """Base class that delegates to another task."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -68,11 +73,11 @@ class WrappedTask:
         """The wrapped task's shortest rewarded completion, tokens."""
         return self._task.shortest_answer_tokens
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """The wrapped task's word on the answer."""
+    def verify(self, completion: str, answer: str) -> bool | None:
+        """The wrapped task's verdict on the answer."""
         return self._task.verify(completion, answer)
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float | None:
         """The wrapped task's reward."""
         return self._task.reward(correct, terminated, length_tokens)
 
@@ -89,6 +94,6 @@ class TaskEntry:
     summary: str
 
 
-def correct_and_terminated(correct: bool, terminated: bool) -> float:
+def correct_and_terminated(correct: bool | None, terminated: bool) -> float:
     """The reward of the built-in tasks: 1.0 for a right answer that ended by itself, else 0.0."""
     return 1.0 if correct and terminated else 0.0

@@ -148,7 +148,7 @@ class Countdown:
         """Whether the completion's expression makes the target from exactly the given numbers."""
         return self.verifier(completion, answer)
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
         """1.0 for a right answer that ended before the cap, else 0.0."""
         return correct_and_terminated(correct, terminated)
 

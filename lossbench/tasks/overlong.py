@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lossbench.errors import UsageError
 from lossbench.tasks.base import Task, WrappedTask
+from lossbench.tasks.judging import checked_reward
 
 NestedIds = Sequence[int] | Sequence["NestedIds"]
 
@@ -53,6 +54,7 @@ class WithOverlongPenalty(WrappedTask):
         super().__init__(task)
         self.penalty = penalty
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
-        """The wrapped task's reward plus the penalty of the length."""
-        return self._task.reward(correct, terminated, length_tokens) + self.penalty(length_tokens)
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float | None:
+        """The wrapped task's reward plus the penalty of the length; None where it gives none."""
+        reward = checked_reward(self.name, self._task.reward(correct, terminated, length_tokens))
+        return None if reward is None else reward + self.penalty(length_tokens)

@@ -31,6 +31,7 @@ class SelfCheck:
 
     name = "selfcheck"
     shortest_answer_tokens = 3  # two digits and the EOS
+    forced_tokens = 2  # the digits: no completion of use ends before them
 
     def __init__(self) -> None:
         pairs = [(a, b) for a in range(10) for b in range(10)]
@@ -42,7 +43,7 @@ class SelfCheck:
         digits = _LEADING_DIGITS.match(completion)
         return digits is not None and digits.group() == answer
 
-    def reward(self, correct: bool, terminated: bool, length_tokens: int) -> float:
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
         """1.0 for a right answer that ended before the cap, else 0.0."""
         return correct_and_terminated(correct, terminated)
 

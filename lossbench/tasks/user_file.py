@@ -1,10 +1,12 @@
 """A user's own task: one Python file given by path, `mytask.py:Task`."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt, Task, WrappedTask
+from lossbench.tasks.judging import checked_verdict
 from lossbench.tasks.verifiers import Verifier
 from lossbench.user_code import attribute_of
 
@@ -22,9 +24,9 @@ class UserTask(WrappedTask):
         own = getattr(task, "verifier", None)
         self.verifier = own if isinstance(own, Verifier) else Verifier(reference, task.verify)
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """The user's word on the answer."""
-        return self.verifier.guarded(self._task.verify, completion, answer)
+    def verify(self, completion: str, answer: str) -> bool | None:
+        """The user's verdict on the answer. Raises UsageError where it is none (`checked_verdict`)."""
+        return checked_verdict(self.name, self.verifier.guarded(self._task.verify, completion, answer))
 
 
 def is_file_reference(name: str) -> bool:
@@ -56,6 +58,9 @@ def _check_task(task: Any, reference: str) -> None:
     missing = [name for name in _NEEDED if not hasattr(task, name)]
     if missing:
         raise UsageError(f"task {reference}: lacks {', '.join(missing)}; a task has {', '.join(_NEEDED)}")
+    for which in ("verify", "reward"):
+        if inspect.iscoroutinefunction(getattr(task, which)):
+            raise UsageError(f"task {reference}: {which} is asynchronous; valid: a plain function")
     for which in ("train_prompts", "eval_prompts"):
         prompts = getattr(task, which)
         if not prompts or not all(isinstance(prompt, Prompt) for prompt in prompts):

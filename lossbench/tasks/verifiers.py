@@ -34,6 +34,8 @@ _PHRASES = (
     re.compile(rf"\bfinal answer(?: is|:){_UP_TO_THE_NEXT}", re.IGNORECASE),
     re.compile(rf"{_SAID}{_UP_TO_THE_NEXT}", re.IGNORECASE),
 )
+_LEAD = re.compile(rf".*{_SAID}|\s*\$?\s*[A-Za-z]\w*\s*=", re.DOTALL | re.IGNORECASE)  # "the answer is", "x ="
+_BEFORE_WORDS = re.compile(r"(?:[^A-Za-z\\]|\\(?:[A-Za-z]+|\W))*+")
 _LONGEST_NUMBER = 400  # characters; Python refuses to convert very long digit strings, and no answer has them
 
 
@@ -95,6 +97,26 @@ def _said_number(text: str) -> Decimal | Fraction | None:
     return last_number(text if _NUMBER.fullmatch(text.strip()) else _BULLET.sub("", text))
 
 
+def _marked_number(marked: str) -> Decimal | Fraction | None:
+    """The number that a marked answer gives: the first before its words, or the result where those are an equation.
+
+    What follows is comment, however long. Without a number in front of the words it is the last one among them.
+
+    >>> _marked_number(" 42 because 7 and 9"), _marked_number("7 * 6 = 42, as 7 > 6"), _marked_number("a dozen, 12")
+    (Decimal('42'), Decimal('42'), Decimal('12'))
+    """
+    text = marked[lead.end() :] if (lead := _LEAD.match(marked)) else marked
+    words = _BEFORE_WORDS.match(text)
+    assert words is not None
+    found = [match for match in _NUMBER.finditer(text) if match.start() < words.end()]
+    if not found:
+        return last_number(marked)
+    sides = text[: words.end()].split("=")
+    left = [match for match in found if match.end() <= len(sides[0])]
+    first_of_last = [match for match in found if match.start() >= words.end() - len(sides[-1])]
+    return _value(first_of_last[0] if len(left) > 1 and len(sides) > 1 and first_of_last else found[0])
+
+
 def _same_value(left: Decimal | Fraction, right: Decimal | Fraction) -> bool:
     if isinstance(left, Decimal) and isinstance(right, Decimal):
         return left == right  # never expands an exponent, however large
@@ -104,10 +126,10 @@ def _same_value(left: Decimal | Fraction, right: Decimal | Fraction) -> bool:
 
 
 def check_numeric(completion: str, answer: str) -> bool:
-    """Whether the number of the completion (in its marked answer, else its last) equals the number of `answer`."""
+    """Whether the number of the completion (of its marked answer, else its last) equals the number of `answer`."""
     gold = last_number(answer)
     marked = marked_answer(completion)
-    said = None if marked is None else last_number(marked)
+    said = None if marked is None else _marked_number(marked)
     if said is None:
         said = _said_number(completion)
     return gold is not None and said is not None and _same_value(said, gold)
@@ -195,7 +217,7 @@ def _blank(answer: str) -> str | None:
     return None if answer.strip() else "is empty"
 
 
-Check = Callable[[str, str], bool]
+Check = Callable[[str, str], bool | None]
 GoldProblem = Callable[[str], str | None]
 
 
@@ -243,6 +265,8 @@ VERIFIERS: dict[str, VerifierKind] = {
 class Verifier:
     """A check that cannot raise. `errors` counts the completions on which it failed, `last_error` says how.
 
+    What it returns is judged by `lossbench.tasks.judging`.
+
     `gold_problem` says why it could not compare with a reference answer, or None.
     """
 
@@ -254,12 +278,12 @@ class Verifier:
 
     def __call__(self, completion: str, answer: str) -> bool:
         """Whether `completion` gives `answer`; False, counted and logged, where the check itself fails."""
-        return self.guarded(self.check, completion, answer)
+        return bool(self.guarded(self.check, completion, answer))
 
-    def guarded(self, check: Check, completion: str, answer: str) -> bool:
-        """The word of `check`; where it raises, that is counted and logged, and the completion is wrong."""
+    def guarded(self, check: Check, completion: str, answer: str) -> bool | None:
+        """What `check` returns; where it raises, that is counted and logged, and the completion is wrong."""
         try:
-            return bool(check(completion, answer))
+            return check(completion, answer)
         except Exception as error:  # a failure of a third party's parser, or of a user's code, must not end a run
             self._failed(error)
             return False

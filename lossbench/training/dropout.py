@@ -7,7 +7,7 @@ from torch import nn
 _NOISE = ("drop", "jitter")  # attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ...
 
 
-def switch_dropout_off(model: nn.Module) -> None:
+def switch_dropout_off(model: Any) -> None:
     """Set every dropout probability of `model` to 0, adapters included, for good.
 
     TRL's `disable_dropout_in_model` does it for dropout modules; here also for the probabilities that a module keeps as

@@ -3,13 +3,16 @@
 import dataclasses
 import os
 import shutil
+import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
+import pyarrow.parquet as pq
 import torch
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
@@ -23,6 +26,7 @@ from lossbench.policies.loaded import LoadedPolicy
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
+from lossbench.tasks.judging import judging_problems
 from lossbench.training.checkpoint import (
     CHECKPOINTS,
     checkpoint_steps,
@@ -32,6 +36,7 @@ from lossbench.training.checkpoint import (
     seal,
     verifier_errors_at,
 )
+from lossbench.training.contents import model_contents, task_contents
 from lossbench.training.evaluate import evaluate
 from lossbench.training.probe_callback import Probes
 from lossbench.training.recorder import Recorder
@@ -53,6 +58,14 @@ def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None
 
     A run that left a checkpoint continues from it; without one it starts over. Exceptions are recorded and passed on.
     """
+    with warnings.catch_warnings():
+        # The libraries' notices on names of their own are nothing that a reader of log.txt can act on.
+        for kind in (FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=kind, module=r"(accelerate|peft|torch|transformers|trl)\b")
+        _execute(spec, run_dir, on_step)
+
+
+def _execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> None:
     if not is_main_process():
         _train(spec, run_dir, None)
         return
@@ -89,7 +102,9 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     settings = spec.settings
     set_seed(spec.seed)
     policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
-    task = as_read_by(make_task(settings.task, settings.task_params), policy.tokenizer, spec.policy)
+    own_task = make_task(settings.task, settings.task_params)
+    contents = task_contents(settings, own_task) | model_contents(spec.policy)
+    task = as_read_by(own_task, policy.tokenizer, spec.policy)
     # Every process has a recorder, for they gather their rows together; only the main one's is told of anything.
     recorder = Recorder(PartWriter(run_dir), spec.labels(), keep_text=settings.text, on_step=on_step)
     writer = recorder.writer if is_main_process() else None
@@ -110,12 +125,28 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
     failed, of_this_one = _verifier_errors_of_all(task, trainer), _verifier_errors(task)
     evals.at(settings.steps)
-    return {
+    if writer is None:
+        return {}
+    facts = {
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
-        "resumed_from_step": found[0] if found else None, "resolved": policy.resolved,
-        "tables": writer.join() if writer else {},
-        "verifier_errors": failed + _verifier_errors(task) - of_this_one,
+        "forced_tokens": getattr(task, "forced_tokens", 0), "resumed_from_step": found[0] if found else None,
+        "resolved": policy.resolved, "tables": writer.join(), "contents": contents,
+        "verifier_errors": failed + _verifier_errors(task) - of_this_one, **_without_verdict_or_reward(run_dir),
     }  # fmt: skip
+    for problem in judging_problems(facts):
+        print(f"warning: {problem}", file=sys.stderr, flush=True)
+    return facts
+
+
+def _without_verdict_or_reward(run_dir: Path) -> dict[str, int]:
+    """Completions of the run's tables that the task gave no verdict, and no reward."""
+    tables = [
+        pq.read_table(path, columns=["correct", "reward"])
+        for name in ("rollouts", "evals")
+        if (path := run_dir / f"{name}.parquet").exists()
+    ]
+    columns = {"unjudged": "correct", "unrewarded": "reward"}
+    return {name: sum(table[column].null_count for table in tables) for name, column in columns.items()}
 
 
 def _verifier_errors(task: Any) -> int:
@@ -132,7 +163,7 @@ def _verifier_errors_of_all(task: Any, trainer: ModeTrainer) -> int:
 
 def _load_options(spec: RunSpec) -> dict[str, Any]:
     settings = spec.settings
-    names = ("dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
+    names = ("policy_params", "dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
     return {name: getattr(settings, name) for name in names}
 
 

@@ -26,6 +26,7 @@ class Settings(SurrogateParams):
 
     task: str = "selfcheck"
     task_params: dict[str, Any] = Field(default_factory=dict)
+    policy_params: dict[str, Any] = Field(default_factory=dict)  # of a built-in policy, such as {check_truth = 0.8}
 
     steps: int = Field(200, ge=1)
     num_generations: int = Field(8, ge=2)

@@ -8,7 +8,7 @@ from support.logs import lines, notes, read, refusal, words, written
 
 from lossbench.ingest.base import Request
 from lossbench.ingest.fields import Reading
-from lossbench.ingest.formats.swift import mode_of_args
+from lossbench.ingest.run_config import mode_of_config
 from lossbench.ingest.sweep_folder import ingest
 from lossbench.store.read import load
 
@@ -87,7 +87,7 @@ def test_swift_from_megatron_and_one_completion_per_line(tmp_path):
     ],
 )
 def test_swift_arguments_as_modes(args, mode):
-    assert mode_of_args(args) == mode
+    assert mode_of_config(args) == mode
 
 
 def table(step, *completions, prompt="q", **columns):
@@ -231,7 +231,7 @@ def test_tables_are_read_some_rows_at_a_time_and_each_row_keeps_its_line(tmp_pat
     tables = [table(1, "a", "b"), table(2, "c", "d", Late=[0.25, None]), {"step": "3", "completion": "e", "Acc": 1.0}]
     run = run_of(tmp_path / "run", [*tables, table("x", "f"), table(4, "g", "h")])
     whole = read(run, tmp_path / "whole")
-    monkeypatch.setattr("lossbench.ingest.formats.swift._ROWS_AT_ONCE", 1)
+    monkeypatch.setattr("lossbench.ingest.staging.PENDING_TABLES", 0)
     pieces = read(run, tmp_path / "pieces")
     one, other = (load(tmp_path / name).table("rollouts") for name in ("whole", "pieces"))
     pd.testing.assert_frame_equal(one, other)

@@ -180,7 +180,8 @@ def bad_sweep(tmp_path):
         gradient_accumulation_steps=8,
     )  # fmt: skip
     for run_id, version, errors in (("a", "2.12", 1200), ("b", "2.13", 0)):
-        state = {"status": "completed", "versions": {"torch": version}, "verifier_errors": errors}
+        counts = {"verifier_errors": errors, "unjudged": errors, "unrewarded": errors}
+        state = {"status": "completed", "versions": {"torch": version}, **counts}
         write_json(tmp_path / "runs" / run_id / "run.json", state)
     return tmp_path
 

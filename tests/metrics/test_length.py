@@ -146,7 +146,7 @@ def rising(length_of, steps=100, top=0.8):
 
 def test_plateau_and_slope_after_it():
     sums = rising(lambda step: 20.0 if step <= 50 else 20 + 0.3 * (step - 50))
-    path = trajectory(sums, 100)
+    path = trajectory(sums)
     start = plateau_step(path, 0.8)
     # Smoothed over five steps the path starts at mean(.016 … .08) = .048; 95 % of the way to .8 is .7624, which the
     # mean of steps 46-50 (.768) is the first to reach.
@@ -159,7 +159,7 @@ def test_plateau_and_slope_after_it():
 def test_a_reward_that_does_not_rise_has_no_plateau():
     sums = rising(lambda step: 20.0)
     sums["reward_sum"] = np.full(100, 3.0)
-    path = trajectory(sums, 100)
+    path = trajectory(sums)
     assert plateau_step(path, 0.3) is None
     assert all(math.isnan(value) for value in slope_after(sums, None))
     assert math.isnan(common_reward([path]))
@@ -174,7 +174,7 @@ def test_values_at_a_reward_are_interpolated():
 
 
 def test_common_reward_is_the_lowest_plateau():
-    low, high = (trajectory(rising(lambda step: 20.0, top=top), 100) for top in (0.4, 0.8))
+    low, high = (trajectory(rising(lambda step: 20.0, top=top)) for top in (0.4, 0.8))
     level = common_reward([low, high])
     # The lower path starts at mean(.008 … .04) = .024 and ends at .4.
     assert level == pytest.approx(0.024 + 0.95 * (0.4 - 0.024))
@@ -228,3 +228,44 @@ def test_the_last_of_repeated_log_rows_counts(tmp_path):
     row = one_run(tmp_path, rollout_rows(10, [4], [4]), steps=log).metrics.iloc[0]
     # Steps 9 and 10 with equal tokens: (.25 + 3)/2.
     assert row["late_entropy"] == pytest.approx(1.625)
+
+
+def test_where_a_reward_is_negative_none_is_earned_per_token(tmp_path):
+    rows = rollout_rows(10, [5], [4])
+    rows[0]["reward"] = -0.5
+    row = one_run(tmp_path, rows).metrics.iloc[0]
+    assert np.isnan(row["token_efficiency"]) and row["late_reward"] == 0.25
+
+
+def test_a_log_of_means_has_no_spread_of_lengths(tmp_path):
+    row = one_run(tmp_path, [], steps=[{"step": 1, "length_mean": 10.0, "tokens": 80}]).metrics.iloc[0]
+    assert row["early_length_mean"] == 10 and np.isnan(row["early_length_cv"])
+
+
+def test_curves_end_where_the_runs_end(tmp_path):
+    rows = [row for step in range(1, 51) for row in rollout_rows(step, [5], [4])]
+    curve = curves(one_run(tmp_path, rows, steps_planned=50), "reward", points=40)["grpo"]
+    # Blocks of two steps.
+    assert curve.x[-1] == 50 and len(curve.x) == 25
+    curve = curves(one_run(tmp_path / "odd", rows[:-2], steps_planned=50), "reward", points=40)["grpo"]
+    assert curve.x[-2:].tolist() == [48, 49]
+
+
+@pytest.mark.parametrize("planned", [40, 100, 1000])
+def test_a_trajectory_begins_alike_however_long_the_run_was_to_be(tmp_path, planned):
+    rows = [row for step in range(1, 31) for row in rollout_rows(step, [5 + step], [4])]
+    summary = one_run(tmp_path, rows, steps_planned=planned)
+    # Steps 1 to 5: lengths 6 … 10 and 4: (8 + 4)/2 = 6.
+    assert summary.by_run["r0"].path.step[0] == 5 and summary.by_run["r0"].path.length_tokens[0] == 6
+
+
+def test_damaged_files_are_named_in_one_order(tmp_path):
+    runs = {f"r{k}": {"arm": "grpo", "seed": k} for k in range(6)}
+    for run_id in runs:
+        write_run(tmp_path, run_id, rollout_rows(10, [5], [4]))
+        if run_id != "r3":
+            (tmp_path / "runs" / run_id / "rollouts.parquet").write_bytes(b"PAR1 but not quite")
+    write_plan(tmp_path, runs)
+    summary = summarise(load(tmp_path))
+    assert [problem.split("/")[-2] for problem in summary.problems] == ["r0", "r1", "r2", "r4", "r5"]
+    assert summary.metrics["source"].tolist() == ["none"] * 3 + ["rollouts"] + ["none"] * 2

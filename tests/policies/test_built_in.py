@@ -185,3 +185,52 @@ def test_the_built_in_policy_starts_where_training_has_room_both_ways():
     lengths = torch.tensor([float(len(ids)) for ids in completions])
     assert 0.1 < accuracy < 0.35
     assert 14 < lengths.mean() < 24 and 10 < lengths.std() < 22
+
+
+def test_parameters_make_another_policy_and_defaults_do_not(cache):
+    default = built_in_policy("selfcheck", 3)
+    assert built_in_policy("selfcheck", 3, {}) == built_in_policy("selfcheck", 3, {"check_truth": 0.95}) == default
+    changed = built_in_policy("selfcheck", 3, {"check_truth": 1, "max_checks": 20})
+    assert (changed.check_truth, changed.max_checks, changed.policy_seed) == (1.0, 20, 3)
+    assert policy_key(changed) == policy_key(replace(default, check_truth=1.0, max_checks=20)) != policy_key(default)
+    # the null policy is the default with its checks made coin flips, however it is named
+    assert built_in_policy("selfcheck", 0, {"check_truth": 0.5}) == built_in_policy("selfcheck-null", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "params", "message"),
+    [
+        ("selfcheck", {"check_trut": 1}, "unknown parameter of policy 'selfcheck' 'check_trut': did you mean"),
+        ("selfcheck", {"policy_seed": 1}, "unknown parameter of policy 'selfcheck' 'policy_seed'"),
+        ("selfcheck", {"check_truth": 1.5}, "check_truth=1.5: .*less than or equal to 1"),
+        ("selfcheck", {"max_checks": 2.5}, "max_checks=2.5: "),
+        ("selfcheck", {"check_truth": float("nan")}, "check_truth=nan: "),
+        ("selfcheck", {"hidden_size": 30}, "hidden_size=30; valid: a multiple of 2 heads, 8"),
+        ("org/model", {"check_truth": 0.8}, "policy_params are for a built-in policy .*'org/model' is a model"),
+    ],
+)
+def test_parameters_that_are_not_a_policy_s_are_one_line(policy, params, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        load_policy(policy, 0, policy_params=params)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_a_sweep_and_a_probe_take_policy_params(cache):
+    from support.sweeps import quick_recipe, quick_run
+
+    from lossbench.sweep.plan import plan
+    from lossbench.sweep.preflight import preflight
+
+    plain, changed = quick_run(), quick_run(policy_params={"check_truth": 0.8})
+    assert plain.run_id != changed.run_id and plain.run_id == quick_run(policy_params={}).run_id
+    arms = [
+        {"label": "a", "mode": "grpo", "set": {"policy_params": {"check_truth": 0.6}}},
+        {"label": "b", "mode": "dapo"},
+    ]
+    runs = plan(quick_recipe(modes=None, arms=arms))
+    assert [run.settings.policy_params for run in runs] == [{"check_truth": 0.6}, {}]
+    with pytest.raises(UsageError, match="unknown parameter of policy 'selfcheck' 'truth'"):
+        preflight([quick_run(policy_params={"truth": 1})], fetch=False, say=print)
+    quick = {name: value for name, value in QUICK.as_dict().items() if name != "policy_seed"}
+    loaded = load_policy("selfcheck", 0, policy_params=quick)
+    assert loaded.resolved["policy_key"] == policy_key(QUICK)

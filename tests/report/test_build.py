@@ -180,7 +180,7 @@ def test_completions_are_shown_as_text(tmp_path: Path) -> None:
     page, text = render_html(document), render_markdown(document)
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    assert "&lt;/pre&gt;&lt;/details&gt;\ufffd[2J" in page
+    assert r"&lt;/pre&gt;&lt;/details&gt;\u001b[2J" in page
     fences = re.findall(r"^(`{3,})text$", text, re.MULTILINE)
     assert "````" in fences
     inside = re.search(r"^````text\n(.*?)\n````$", text, re.MULTILINE | re.DOTALL)
@@ -284,3 +284,43 @@ def test_claims_changed_afterwards_are_called_exploratory(tmp_path: Path) -> Non
     spec = {**json.loads((folder / "sweep.json").read_text()), "claims": ["C2"], "claims_changed": True}
     write_json(folder / "sweep.json", spec)
     assert "changed after the sweep was planned" in render_markdown(documented(gather(load(folder)), folder))
+
+
+INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\x00-\x08\x0b-\x1f\x7f-\x9f]")
+HOSTILE = "=cmd|'/c calc'!A0\x1b]0;owned\x07\u202egpj\n\n![x](http://evil) $\\frac"
+
+
+def test_names_with_codes_breaks_and_formulas_are_shown_as_text(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "s", Plan(("grpo", "grpo@token-mean/none"), 2, 5))
+    spec = json.loads((folder / "sweep.json").read_text())
+    for run in spec["runs"].values():
+        if run["arm"] != "grpo":
+            run["arm"] = f"{HOSTILE}[{run['arm']}]"
+    spec["name"] = spec["command"] = HOSTILE
+    write_json(folder / "sweep.json", spec)
+    made = make_report(folder)  # draws every figure, for which $ is no mathematics
+    page, text = ((made.folder / name).read_text() for name in ("index.html", "report.md"))
+    assert not INVISIBLE.search(page) and not INVISIBLE.search(text)
+    # Fences and one line of HTML hold no Markdown.
+    assert "![x](http" not in re.sub(r"^(`{3,}).*?^\1|^<summary>[^\n]*</summary>$", "", text, flags=re.S | re.M)
+    table = (made.folder / "summary.csv").read_text()
+    assert not INVISIBLE.search(table)
+    assert all(not row["arm"].startswith("=") for row in csv.DictReader(io.StringIO(table)))
+    assert "base-uri 'none'; form-action 'none'" in page
+
+
+def test_mode_names_are_whole_where_they_are_copied_from(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path / "s", Plan(("grpo", "grpo@length-power:0.5/none"), 2, 5))
+    made = make_report(folder)
+    page, text = ((made.folder / name).read_text() for name in ("index.html", "report.md"))
+    assert not INVISIBLE.search(page) and not INVISIBLE.search(text)
+    assert "grpo@<wbr>length-power:0.5/<wbr>none" in page and "grpo@length-power:0.5/none" in text
+
+
+def test_logs_of_others_promise_less(sweep: Path, tmp_path: Path) -> None:
+    text = render_markdown(documented(gather(load(sweep)), tmp_path))
+    assert "sampling streams" in text
+    other = constant_sweep(tmp_path / "s", {"grpo": [40, 41], "dr_grpo": [20, 21]})
+    write_json(other / "sweep.json", json.loads((other / "sweep.json").read_text()) | {"kind": "ingested"})
+    text = render_markdown(documented(gather(load(other)), tmp_path))
+    assert "sampling streams" not in text and "for whoever made them to say" in text

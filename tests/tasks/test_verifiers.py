@@ -44,6 +44,22 @@ from lossbench.training.checkpoint import verifier_errors_at
         ("#### 7\nbut 8 is nice too", "7", True),
         (r"\boxed{12}, checked 3 times", "12", True),
         (r"\boxed{\text{none}} 12", "12", True),
+        ("#### 42 because 7 and 9", "42", True),  # what follows the number is comment, however long
+        ("#### 42 because 7 and 9", "9", False),
+        (r"\boxed{42 \text{ as } 7 + 35}", "42", True),
+        ("<answer>42, for 6 * 7 is 42 and not 43</answer>", "42", True),
+        ("<answer>\n$42 (7 a day for 6 days)\n</answer>", "42", True),
+        ("#### 42. 7 and 9 were used", "42", True),
+        ("#### 7 * 6 = 42 since 7 > 6", "42", True),  # an equation gives its result
+        ("#### 42 = 7 * 6", "42", True),
+        ("#### 1 + 1 = 2 = 4 / 2", "2", True),
+        (r"\boxed{x = 42}", "42", True),
+        ("<answer>x = 42 because 7 and 9</answer>", "42", True),
+        ("<answer>The answer is 42 because of 9</answer>", "42", True),
+        ("<answer>Anna 5, Ben 7, together 12</answer>", "12", True),  # words first: the last number
+        ("#### 1e3, or 10 squared times 10", "1000", True),
+        ("#### -3 (not 3)", "-3", True),
+        (r"\boxed{12{,}000\%}", "12000", True),
         ("no number here", "0", False),
         ("", "3", False),
         ("9" * 5000, "3", False),
@@ -119,6 +135,14 @@ def test_nested_braces_stay_whole_and_an_unclosed_box_is_no_answer():
 def test_a_number_is_read_back_however_it_is_written(value):
     for text in (str(value), f"{value:,}", f"{value}.00", f"so it is {value}, I think."):
         assert last_number(text) == value
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(-(10**9), 10**9), st.text("abcxyz 0123456789.,+*/()-", max_size=60))
+def test_a_marked_number_stays_the_answer_however_the_text_rambles_on(value, comment):
+    # rambling must not make an answer wrong: a score that falls with length would look like a length bias
+    for marked in (f"#### {value} because {comment}", f"<answer>{value}, since {comment}</answer>"):
+        assert make_verifier("numeric")(marked, str(value)), marked
 
 
 @settings(max_examples=50, deadline=None)

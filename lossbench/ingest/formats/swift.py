@@ -9,33 +9,27 @@ A generation is logged again at each step that uses it, with `--log_entropy` onl
 an evaluation logs its table after the training's of the same step.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object, records
+from lossbench.ingest.run_config import mode_of_config
 from lossbench.ingest.trainer_logs import (
-    STEP_KEYS,
     Rewards,
     TrainingTables,
-    completion_fields,
     evaluated_steps,
     reward_names,
     rewards_by_step,
-    stage_columns,
+    stage_table,
+    training_rows,
 )
-from lossbench.loss.modes import PRESETS, make_mode
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
 _PROGRESS = ("global_step/max_steps", "iteration")
-_ROWS_AT_ONCE = 2000  # completions per block, or
-_CHARACTERS_AT_ONCE = 4 << 20
-
-Columns = Mapping[str, Sequence[Any]]
-Lined = tuple[list[int], Columns]
-"""The line of the file that each row of a table is from, and the table's columns."""
 
 
 def found(path: Path) -> str | None:
@@ -52,16 +46,17 @@ def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
     inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
     args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
     history = list(_history(inside[LOGGING], request))
-    run.mode = mode_of_args(args) or run.mode
+    run.mode = mode_of_config(args) or run.mode
     seed = whole(args.get("seed"))
     run.seed = run.seed if seed is None else seed
     run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
-    rows = [(step, row) for step, _, row in history if "loss" in row or "reward" in row]
-    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in rows]
+    logged = [(step, row) for step, _, row in history]
+    rows = training_rows(logged)
+    add_logs(run, rows, request)
     run.logged_rewards = rewards_by_step(rows)
     if inside[COMPLETIONS].is_file():
-        only_evaluated = evaluated_steps((step, row) for step, _, row in history) - {step for step, _ in rows}
+        only_evaluated = evaluated_steps(logged) - {step for step, _ in rows}
         rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
         _stage(inside[COMPLETIONS], only_evaluated, rewards, run, request)
     yield run
@@ -74,24 +69,6 @@ def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
         return None
     weights = [weight for value in given or () if (weight := number(value)) is not None]
     return tuple(weights) if len(weights) == len(given or ()) else None
-
-
-def mode_of_args(args: dict[str, Any]) -> str | None:
-    """The mode that ms-swift's arguments set, None where they name none that lossbench knows.
-
-    ms-swift's `dr_grpo` is the divisor alone: its advantages keep the std unless `scale_rewards` says otherwise.
-    """
-    preset = PRESETS.get(str(args.get("loss_type")))
-    if preset is None or args.get("advantage_estimator", "grpo") != "grpo":
-        return None
-    surrogate, aggregation, _ = preset
-    if surrogate == "gspo":  # ms-swift's luspo and gspo are sequence-level by importance_sampling_level
-        surrogate = "grpo"
-    if surrogate == "grpo" and args.get("importance_sampling_level") in ("sequence", "sequence_token"):
-        surrogate = "gspo"
-    scale = args.get("scale_rewards", "group")
-    scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale
-    return make_mode(surrogate, aggregation, scale).name if scale in ("group", "batch", "none") else None
 
 
 def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, dict[str, Any]]]:
@@ -111,58 +88,15 @@ def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, di
 
 def _stage(file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request) -> None:
     tables = TrainingTables(only_evaluated)
-    for lines, fields in _joined(_fields(_new_tables(file, tables, request), file, rewards, request)):
-        stage_columns(fields, lines, file, run, request)
+    for line, record in _checked(file, request):
+        is_table = isinstance(record["completion"], list)
+        table = tables.new_rows(record) if is_table else {name: [value] for name, value in record.items()}
+        if table is not None and table["completion"]:
+            stage_table(table, [line] * len(table["completion"]), file, rewards, run, request)
     if tables.left_out:
         run.notes.append(
             f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
         )
-
-
-def _new_tables(file: Path, tables: TrainingTables, request: Request) -> Iterator[Lined]:
-    """Every table of completions not read before; lines of one completion each make tables together."""
-    singles: dict[int, dict[str, Any]] = {}
-    for line, record in _checked(file, request):
-        is_table = isinstance(record["completion"], list)
-        if singles and (is_table or len(singles) == _ROWS_AT_ONCE):
-            yield [*singles], _transposed(singles.values())
-            singles = {}
-        if not is_table:
-            singles[line] = record
-        elif (new := tables.new_rows(record)) is not None:
-            yield [line] * len(new["completion"]), new
-    if singles:
-        yield [*singles], _transposed(singles.values())
-
-
-def _transposed(rows: Collection[dict[str, Any]]) -> Columns:
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(key for row in rows for key in row)}
-
-
-def _fields(tables: Iterable[Lined], file: Path, rewards: Rewards, request: Request) -> Iterator[Lined]:
-    """The tables under our names."""
-    for lines, columns in tables:
-        place = f"{file}, line {lines[0]}"
-        yield lines, completion_fields(columns, rewards, ("advantages", "advantage"), request, place)
-
-
-def _joined(tables: Iterable[Lined]) -> Iterator[Lined]:
-    """The tables joined until they have some thousand rows: small blocks are dear."""
-    joined_lines: list[int] = []
-    joined: dict[str, list[Any]] = {}
-    characters = 0
-    for lines, columns in tables:
-        for name in columns.keys() - joined.keys():
-            joined[name] = [None] * len(joined_lines)
-        for name, values in joined.items():
-            values.extend(columns.get(name) or [None] * len(lines))
-        joined_lines.extend(lines)
-        characters += sum(len(text) for text in columns["completion"] if text)
-        if len(joined_lines) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
-            yield joined_lines, joined
-            joined_lines, joined, characters = [], {}, 0
-    if joined_lines:
-        yield joined_lines, joined
 
 
 def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:

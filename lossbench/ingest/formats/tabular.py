@@ -1,11 +1,11 @@
-"""CSV and JSON exports: curves per mode and seed (W&B, TensorBoard, hand-made), wide or long, or one row per
+"""CSV, JSON and parquet tables: curves per mode and seed (W&B, TensorBoard, hand-made), wide or long, or one row per
 completion.
 
 Understood shapes: columns mode, seed, step and one per metric (wide); columns metric and value instead (long); W&B's
 chart export, `Step` and `<run> - <metric>` columns; TensorBoard's scalar export, `Wall time, Step, Value` in a file
 named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...]`). A run named `<mode>-s<seed>`
-needs no columns mode and seed. A table with a column of completions or lengths that has several rows per step holds
-completions, not curves.
+needs no columns mode and seed. A table with a column of texts, or of whole lengths that has several rows per step,
+holds completions, not curves.
 
 Completions are never in memory as a whole, those of a .json file apart. Curves are small.
 """
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lossbench.errors import UsageError, one_line
-from lossbench.ingest.base import STEP_FIELDS, Format, IngestedRun, Request, metric, mode_and_seed
-from lossbench.ingest.fields import ROW_FIELDS, Damage, whole
-from lossbench.ingest.formats.verl import STEP_KEYS as VERL_STEP_KEYS
-from lossbench.ingest.reading import FIRST_ROWS, TENSORBOARD, Row, documents, first_fields, rows
-from lossbench.ingest.trainer_logs import STEP_KEYS
+from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, naming
+from lossbench.ingest.curves import add_logs, metric_columns
+from lossbench.ingest.fields import ROW_FIELDS, Damage, number, whole
+from lossbench.ingest.reading import FIRST_ROWS, TENSORBOARD, Row, documents, first_fields, is_lines, rows
 
-SUFFIXES = (".csv", ".json", ".jsonl")
+SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".log", ".txt")
 # W&B's own counter (Step, _step) counts its calls, not optimizer steps: it is taken only where there is no other.
 STEP_NAMES = ("step", "global_step", "train/global_step", "trainer/global_step", "Step", "_step")
 ROW_NAMES = {
@@ -33,10 +32,13 @@ ROW_NAMES = {
     "reward": ("reward", "score"),
     "correct": ("correct", "acc", "accuracy"),
     "advantage": ("advantage", "advantages"),
-    "length": ("length", "length_tokens", "completion_length", "response_length"),
+    "length": (
+        "length", "length_tokens", "completion_length", "response_length", "response_len", "completion_len",
+        "completion_tokens", "num_tokens",
+    ),
     "terminated": ("terminated",),
     "group": ("group", "uid"),
-}
+}  # fmt: skip
 _AXES = ("mode", "seed", "run")
 _TENSORBOARD_NAME = re.compile(r"(?:run-)?(?P<run>.*?)-tag-(?P<metric>.+)")
 _WANDB_BOUNDS = ("__MIN", "__MAX")
@@ -53,7 +55,8 @@ class Key(NamedTuple):
 def found(path: Path) -> str | None:
     """Whether `path` is a table, or a folder whose own files are tables."""
     if path.is_file():
-        return path.name if path.suffix in SUFFIXES else None
+        known = path.suffix in SUFFIXES and (path.suffix not in (".log", ".txt") or is_lines(path))
+        return path.name if known else None
     tables = _tables(path)
     return tables[0].name if tables else None
 
@@ -61,7 +64,17 @@ def found(path: Path) -> str | None:
 def _tables(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(file for file in path.iterdir() if file.is_file() and (file.suffix == ".csv" or _is_scalars(file)))
+    return sorted(file for file in path.iterdir() if file.is_file() and found(file) and _is_table(file))
+
+
+def _is_table(file: Path) -> bool:
+    """Whether a file among others, such as settings and notes, is a table with steps."""
+    if _is_scalars(file) or file.suffix == ".csv":
+        return True
+    try:
+        return bool(first_fields(file).keys() & {*STEP_NAMES})
+    except UsageError:
+        return False
 
 
 def _is_scalars(file: Path) -> bool:
@@ -101,7 +114,8 @@ class _Table:
 
     def _run(self, key: Key) -> IngestedRun:
         if key not in self.runs:
-            name = one_line(key.run or (self.file.stem if key.mode is None else f"{key.mode}-s{key.seed}"))
+            own, mode, _ = naming(self.file, self.request.top)
+            name = one_line(key.run or (own if key.mode in (None, mode) else f"{key.mode}-s{key.seed}"))
             damage = self.request.damage.part()
             self.runs[key] = IngestedRun(self.source, name, mode=key.mode, seed=key.seed, damage=damage)
         return self.runs[key]
@@ -114,7 +128,7 @@ class _Table:
             for ours in ROW_FIELDS
         }
         columns["step"] = [_step_column(header, self.file, self.request)]
-        axes = [self.request.column(name, (name,), header, place) or name for name in _AXES]
+        axes = self._axes(header)
         staging.add_documents(documents(self.file, damage, staging.con), columns, self.file, axes)
         found: dict[Key, list[str]] = {}
         for raw in staging.keys(self.file):
@@ -123,14 +137,23 @@ class _Table:
                 if values[name] is not None and name not in header:
                     late = f"column {name} begins after row {FIRST_ROWS}: give every row one, or none"
                     raise UsageError(f"{self.file}: {late}")
-            key = _key(values, axes, header, self.file)
+            key = self._key(values, axes, header)
             if key is None:
                 staging.refuse(raw, self.file, "its seed is no number", damage)
             elif wanted is None or key in wanted:
                 found.setdefault(key, []).append(raw)
         for key, raws in found.items():
-            self._run(key).keys += raws
+            run = self._run(key)
+            run.keys += raws
+            run.read |= {
+                ours: known[0] for ours, names in columns.items() if (known := [n for n in names if n in header])
+            }
+            run.seen.update(dict.fromkeys(header))
         return [self._run(key) for key in found]
+
+    def _axes(self, header: list[str]) -> list[str]:
+        usual = {"mode": ("mode", "algo", "algorithm", "loss_type"), "seed": ("seed",), "run": ("run", "run_name")}
+        return [self.request.column(name, usual[name], header, str(self.file)) or name for name in _AXES]
 
     def _names(self, ours: str, header: list[str]) -> list[str]:
         """The header, and the usual names of a field, which may begin late."""
@@ -142,12 +165,12 @@ class _Table:
             damage.add(str(self.file), "holds no row")
             return
         step = _step_column(header, self.file, self.request)
-        axes = [self.request.column(name, (name,), header, str(self.file)) or name for name in _AXES]
+        axes = self._axes(header)
 
         def keyed(nameless: Damage) -> Iterator[tuple[int, Row, Key]]:
             for line, raw in rows(self.file, Damage()):
                 for row in tidied(raw):
-                    if (key := _key(row, axes, header, self.file)) is not None:
+                    if (key := self._key(row, axes, header)) is not None:
                         yield line, row, key
                     else:
                         nameless.add(f"{self.file}, line {line}", "its seed is no number")
@@ -157,39 +180,63 @@ class _Table:
             self._run(key).damage.share(damage)
         curves = {key: self._run(key) for key, completions in kinds.items() if not completions}
         if curves:
-            _add_curves(keyed(Damage()), curves, header, step, self.file, self.request)
+            self._add_curves(keyed(Damage()), curves, header, step)
         if completions := kinds.keys() - curves.keys():
             self._stage(header, Damage(), completions)
 
     def _kinds(self, keyed: Iterable[tuple[int, Row, Key]], header: list[str], step: str) -> dict[Key, bool]:
-        """The runs of a table, and whether it holds completions of them: texts, or lengths with several rows a step."""
+        """The runs of a table, and whether it holds completions of them: texts, or several whole lengths a step."""
         texts = self._texts(header)
         length = self.request.column("length", ROW_NAMES["length"], header, str(self.file))
         kinds: dict[Key, bool] = {}
         steps: dict[Key, set[Any]] = {}
+        means: set[Key] = set()
         for _, row, key in keyed:
             if kinds.setdefault(key, bool(texts)) or length is None or row.get(length) is None:
                 continue
             at, before = str(row.get(step)), steps.setdefault(key, set())
+            if "length" not in self.request.columns and (number(row[length]) or 0.0) % 1:
+                means.add(key)  # a mean of some micro-batch or rank
             kinds[key] = at in before
             before.add(at)
-        return kinds
+        return {key: completions and key not in means for key, completions in kinds.items()}
 
+    def _key(self, row: Mapping[str, Any], axes: list[str], header: list[str]) -> Key | None:
+        """Whose row it is: by its columns, else by the run's name in it, else by the name of the file or its folder;
+        None where its seed is not a number."""
+        mode, seed, run = (row.get(name) for name in axes)
+        name = None if run is None else str(run)
+        named = (mode_and_seed(name) or (None, None)) if name else naming(self.file, self.request.top)[1:]
+        if axes[0] not in header:
+            mode = named[0]
+        own_seed = whole(seed)
+        if axes[1] not in header:
+            own_seed = named[1]
+        elif own_seed is None and seed is not None:
+            return None
+        return Key(None if mode is None else str(mode), own_seed, name)
 
-def _key(row: Mapping[str, Any], axes: list[str], header: list[str], file: Path) -> Key | None:
-    """Whose row it is: by its columns, else by the run's name in it, else by the file's name; None where its seed is
-    not a number."""
-    mode, seed, run = (row.get(name) for name in axes)
-    name = None if run is None else str(run)
-    named = mode_and_seed(name) if name else mode_and_seed(file.stem)
-    if axes[0] not in header:
-        mode = named[0] if named else None
-    own_seed = whole(seed)
-    if axes[1] not in header:
-        own_seed = named[1] if named else None
-    elif own_seed is None and seed is not None:
-        return None
-    return Key(None if mode is None else str(mode), own_seed, name)
+    def _add_curves(
+        self, keyed: Iterable[tuple[int, Row, Key]], runs: Mapping[Key, IngestedRun], header: list[str], step: str
+    ) -> None:
+        """Add the table's metrics to the `logs` of each of the runs. Raises UsageError where it has none we know."""
+        columns = metric_columns(header, self.request, str(self.file), strict=True)
+        if not columns:
+            has = one_line(", ".join(header), 500)
+            raise UsageError(
+                f"{self.file}: no column that lossbench knows; it has {has}: --map reward_mean=COLUMN, ..."
+            )
+        metrics = [name for names in columns.values() for name in names]
+        found: dict[Key, list[tuple[int, Row]]] = {key: [] for key in runs}
+        for line, row, key in keyed:
+            at = whole(row.get(step))
+            if key in runs and at is not None:
+                found[key].append((at, row))
+            elif key in runs and any(number(row.get(name)) is not None for name in metrics):
+                # A row that W&B logged of something else has neither.
+                runs[key].damage.add(f"{self.file}, line {line}", f"step {row.get(step)!r} is no number")
+        for key, run in runs.items():
+            add_logs(run, found[key], self.request, mean=True)
 
 
 def _header(file: Path, damage: Damage, request: Request) -> tuple[list[str], Callable[[Row], list[Row]]]:
@@ -236,52 +283,9 @@ def _step_column(header: list[str], file: Path, request: Request) -> str:
     return step
 
 
-def _add_curves(
-    keyed: Iterable[tuple[int, Row, Key]],
-    runs: Mapping[Key, IngestedRun],
-    header: list[str],
-    step: str,
-    file: Path,
-    request: Request,
-) -> None:
-    """Add the table's metrics to the `logs` of each of the runs."""
-    columns = _metric_columns(header, request, str(file))
-    by_step = {key: {row["step"]: row for row in run.logs} for key, run in runs.items()}
-    for line, row, key in keyed:
-        if key not in runs:
-            continue
-        values = {ours: value for ours, names in columns.items() if (value := _first(ours, names, row)) is not None}
-        at = whole(row.get(step))
-        if at is not None and values:
-            by_step[key].setdefault(at, {"step": at}).update(values)
-        elif values:  # a row that W&B logged of something else has neither
-            runs[key].damage.add(f"{file}, line {line}", f"step {row.get(step)!r} is no number")
-    for key, run in runs.items():
-        run.logs = [by_step[key][at] for at in sorted(by_step[key])]
-
-
-def _first(ours: str, names: list[str], row: Row) -> float | None:
-    return next((value for name in names if (value := metric(ours, row.get(name))) is not None), None)
-
-
-def _metric_columns(header: list[str], request: Request, place: str) -> dict[str, list[str]]:
-    """Columns of `steps` -> columns of the table, best first. Raises UsageError where it has no metric we know."""
-    columns = {}
-    for ours in STEP_FIELDS:
-        if ours == "step":
-            continue
-        usual = [ours, *STEP_KEYS.get(ours, ()), *VERL_STEP_KEYS.get(ours, ())]
-        usual += [f"train/{name}" for name in usual]
-        usual += [name.replace("/", "_") for name in usual]  # as TensorBoard names the files it exports
-        asked = "length" if ours == "length_mean" and ours not in request.columns else ours
-        if known := request.every_column(asked, dict.fromkeys([*usual, asked]), header, place):
-            columns[ours] = known
-    if not columns:
-        has = one_line(", ".join(header), 500)
-        raise UsageError(f"{place}: no column that lossbench knows; it has {has}: --map reward_mean=COLUMN, ...")
-    return columns
-
-
 FORMAT = Format(
-    "CSV or JSON export of curves (W&B, TensorBoard, hand-made), or one row per completion", found, read, any_table=True
+    "CSV, JSON or parquet table of curves (W&B, TensorBoard, hand-made), or one row per completion",
+    found,
+    read,
+    any_table=True,
 )

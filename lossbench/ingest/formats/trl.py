@@ -16,18 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run, renamed_log
+from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object
 from lossbench.ingest.trainer_logs import (
-    STEP_KEYS,
     RepeatedTable,
     Rewards,
-    completion_fields,
     evaluated_steps,
     reward_names,
     rewards_by_step,
-    stage_columns,
+    stage_table,
+    training_rows,
 )
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
@@ -76,8 +76,8 @@ def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
     state_file = _state_file(folder)
     state = json_object(state_file, request.damage) if state_file else {}
     rows = _history(state)
-    history = [(step, row) for step, row in rows if "loss" in row or "reward" in row]
-    run.logs = [renamed_log(row, step, STEP_KEYS, request) for step, row in history]
+    history = training_rows(rows)
+    add_logs(run, history, request)
     run.logged_rewards = rewards_by_step(history)
     run.steps_planned = whole(state.get("max_steps"))
     if (every := number(state.get("logging_steps")) or 1) > 1:
@@ -129,8 +129,7 @@ def _stage(files: list[Path], evaluated: set[int], names: list[str], run: Ingest
         if _step_of(file) in evaluated:
             left_out.append(_step_of(file))
         elif known < len(columns["completion"]):
-            fields = completion_fields(columns, rewards, ("advantage", "advantages"), request, str(file))
-            stage_columns(fields, range(1, len(columns["completion"]) + 1), file, run, request)
+            stage_table(columns, range(1, len(columns["completion"]) + 1), file, rewards, run, request)
     if left_out:
         run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 

@@ -11,22 +11,12 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, named_run, renamed_log
+from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, named_run
+from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import documents, first_fields, records
+from lossbench.ingest.run_config import mode_beside
 
-STEP_KEYS: dict[str, tuple[str, ...]] = {
-    "reward_mean": ("critic/rewards/mean", "critic/score/mean"),
-    "length_mean": ("response_length/mean",),
-    "truncated_frac": ("response_length/clip_ratio",),
-    "loss": ("actor/pg_loss",),
-    "grad_norm": ("actor/grad_norm",),
-    "entropy": ("actor/entropy", "actor/entropy_loss"),
-    "clip_frac": ("actor/pg_clipfrac",),
-    "kl": ("actor/kl_loss",),
-    "lr": ("actor/lr",),
-    "wall_s": ("timing_s/step",),
-}
 _USUAL: dict[str, tuple[str, ...]] = {
     "step": ("step",),
     "prompt": ("input",),
@@ -83,29 +73,34 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """The run whose dumps and metrics lie in `path`."""
     request = request.part()
     run = named_run(path, request)
-    for file in [path] if path.is_file() else sorted(path.glob("*.jsonl")):
-        if _is_metrics(file):
-            for _, row in records(file, request.damage):
-                data, step = row.get("data"), whole(row.get("step"))
-                if isinstance(data, dict) and step is not None:
-                    run.logs.append(renamed_log(data, step, STEP_KEYS, request))
+    run.mode = mode_beside(path) or run.mode
+    logged = [
+        (step, row["data"])
+        for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl")))
+        if _is_metrics(file)
+        for _, row in records(file, request.damage)
+        if isinstance(row.get("data"), dict) and (step := whole(row.get("step"))) is not None
+    ]
+    add_logs(run, logged, request)
     for file in _dumps(path):
-        _stage(file, run.keys[0], request)
+        _stage(file, run, request)
     yield run
 
 
-def _stage(file: Path, key: str, request: Request) -> None:
+def _stage(file: Path, run: IngestedRun, request: Request) -> None:
     first = first_fields(file)
     columns = {ours: request.every_column(ours, usual, first, str(file)) for ours, usual in _USUAL.items() if first}
     columns = {ours: names[:1] for ours, names in columns.items() if names}
     if not columns.keys() & {"completion", "reward", "length"}:
         request.damage.add(str(file), "holds no completions" if first else "holds no JSON object with fields")
         return
+    run.read |= {ours: names[0] for ours, names in columns.items()}
+    run.seen.update(dict.fromkeys(first))
     request.staging.add_documents(
         documents(file, request.damage, request.staging.con),
         columns,
         file,
-        key,
+        run.keys[0],
         split="evals" if _VALIDATION.search(file.parent.name) else "rollouts",
         step=whole(file.stem) if file.stem.isdecimal() else None,
         changed={"group": _WITHOUT_SESSION},

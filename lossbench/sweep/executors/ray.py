@@ -93,7 +93,11 @@ class RayExecutor(RemoteExecutor):
     def _submit(self, spec: RunSpec, run_dir: Path) -> None:
         before = pack(run_dir) if newest_checkpoint(run_dir, spec) else None
         built_in = spec.policy in BUILT_IN
-        policy = self._policy(policy_path(built_in_policy(spec.policy, spec.policy_seed))) if built_in else None
+        policy = (
+            self._policy(policy_path(built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params)))
+            if built_in
+            else None
+        )
         task = self._task.remote(spec.model_dump_json(), before, policy, self._news, self._gpus > 0)
         self._tasks[task] = spec.run_id
 

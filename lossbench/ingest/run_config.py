@@ -1,0 +1,81 @@
+"""Loss mode from the configuration that a run was started with: TRL's, ms-swift's or verl's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lossbench.errors import UsageError, one_line
+from lossbench.loss.aggregations import AGGREGATIONS
+from lossbench.loss.modes import PRESETS, make_mode
+from lossbench.loss.surrogates import SURROGATES
+
+CONFIGS = (".hydra/config.yaml", "args.json", "config.yaml", "grpo_config.json", "training_args.json")
+"""Files beside a run's log, best first: verl's, ms-swift's, W&B's, a GRPOConfig as JSON. Pickles are not read."""
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The settings in a YAML or JSON file; W&B's `{key: {"value": ...}}` as `{key: ...}`. Raises UsageError."""
+    import yaml
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        config = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UsageError(f"{file}: not readable as settings ({one_line(error)})") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{file}: holds {type(config).__name__}, not settings by name")
+    return {k: v["value"] if isinstance(v, dict) and "value" in v else v for k, v in config.items()}
+
+
+def mode_of_config(config: Mapping[str, Any]) -> str | None:
+    """Stored name of the mode that settings give, None where they name none that lossbench knows.
+
+    Sources: verl `core_algos.agg_loss` and `compute_grpo_outcome_advantage`; `GRPOConfig` of TRL 1.16 and of ms-swift
+    4, whose `dr_grpo` is the divisor alone: advantages keep the std unless `scale_rewards` says otherwise.
+    """
+    if "actor_rollout_ref" in config:
+        return _mode_of_verl(config)
+    preset = PRESETS.get(str(config.get("loss_type")))
+    if preset is None or config.get("advantage_estimator", "grpo") != "grpo":
+        return None
+    surrogate, aggregation, _ = preset
+    if surrogate == "gspo":  # luspo and gspo are sequence-level by importance_sampling_level
+        surrogate = "grpo"
+    if surrogate == "grpo" and config.get("importance_sampling_level") in ("sequence", "sequence_token"):
+        surrogate = "gspo"
+    scale = config.get("scale_rewards", "group")
+    scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale
+    return make_mode(surrogate, aggregation, scale).name if scale in ("group", "batch", "none") else None
+
+
+def _mode_of_verl(config: Mapping[str, Any]) -> str | None:
+    algorithm, actor = _at(config, "algorithm"), _at(config, "actor_rollout_ref", "actor")
+    loss = _at(actor, "policy_loss").get("loss_mode", "vanilla")
+    surrogate = "grpo" if loss == "vanilla" else str(loss)
+    aggregation = actor.get("loss_agg_mode", "token-mean")
+    known = surrogate in SURROGATES and aggregation in AGGREGATIONS and algorithm.get("adv_estimator", "grpo") == "grpo"
+    scale = "group" if algorithm.get("norm_adv_by_std_in_grpo", True) else "none"
+    return make_mode(surrogate, aggregation, scale).name if known else None
+
+
+def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    for key in keys:
+        value = config.get(key)
+        config = value if isinstance(value, Mapping) else {}
+    return config
+
+
+def mode_beside(source: Path) -> str | None:
+    """The mode that a configuration in the folder of a log, or the one above it, sets; None where there is none."""
+    folders = [source] if source.is_dir() else []
+    for folder in [*folders, source.parent]:
+        for file in (folder / name for name in CONFIGS):
+            if file.is_file():
+                try:
+                    mode = mode_of_config(read_config(file))
+                except UsageError:  # settings of something else
+                    continue
+                if mode:
+                    return mode
+    return None
