@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -186,12 +187,8 @@ def test_queries_see_parts_old_schemas_and_skip_what_is_damaged(tmp_path):
 
 
 def test_a_folder_of_an_older_schema_is_read_with_nulls_for_later_columns():
-    from pathlib import Path
-
-    from lossbench.store.read import Sweep
-
     reference = Path(__file__).resolve().parents[2] / "results" / "reference" / "smollm2"
-    sweep = Sweep(reference)
+    sweep = lossbench.load(reference)
     run = next(iter(sweep.run_ids))
     assert "advantage_name" not in pq.read_schema(reference / "runs" / run / "rollouts.parquet").names
     rows = sweep.run_table(run, "rollouts", ["advantage_name", "length_tokens"])
