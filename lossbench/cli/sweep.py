@@ -17,6 +17,7 @@ from lossbench.cli._shared import (
     FormatOption,
     QuietOption,
     print_table,
+    show,
     talk,
 )
 from lossbench.errors import UsageError, unknown
@@ -160,7 +161,7 @@ def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
     command = typed_command(of_this_call, ("--emit", "--executor", "--slurm", "--jobs", "--format", "--out"))
     command += ["--out", str(planned.folder.resolve())]
     options = parse_options(planned.options.slurm)
-    print(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
+    show(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
 
 
 def make_runs(planned: "Planned", quiet: bool) -> Path:

@@ -1,7 +1,6 @@
 """Figures of one generation for a trainer's loggers: lengths, stopping hazards, pushes of this and other modes."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,6 @@ def length_metrics(
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-@cache
 def _compared(mode: Mode | None) -> list[Mode]:
     """The run's own mode, and what others would have pushed on the same rows."""
     others = [parse_mode(name) for name in COMPARED]

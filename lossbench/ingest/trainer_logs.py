@@ -138,7 +138,7 @@ def stage_table(
     place = f"{file}, line {lines[0]}"
     fields: dict[str, Sequence[Any]] = {}
     fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
-    names = {name: name for name in fields}
+    names = {name: name for name in ("step", *fields)}
     reward = rewards.of(columns, request, place)
     if reward is not None:
         fields["reward"], names["reward"] = reward, " + ".join(rewards.summands)

@@ -20,7 +20,7 @@ from lossbench.limits import refuse_beyond
 from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
-from lossbench.text import clean, path_component
+from lossbench.text import clean, clean_all, path_component
 
 if TYPE_CHECKING:
     import duckdb
@@ -76,7 +76,7 @@ def load(path: str | Path) -> "Sweep":
         raise UsageError(f"'{folder}' is not a folder")
     if not is_sweep(folder):
         raise UsageError(f"'{folder}' is not a sweep: it has no {SWEEP_FILE}")
-    spec = read_json(folder / SWEEP_FILE)
+    spec = clean_all(read_json(folder / SWEEP_FILE))
     if not isinstance(spec.get("runs"), dict):
         raise UsageError(f"'{folder}' is not a sweep: its plan has no runs")
     refuse_beyond(len(spec["runs"]), "runs", str(folder))
@@ -146,7 +146,7 @@ class Sweep:
         state: dict[str, Any] = {"status": "pending"}
         if (folder / RUN_FILE).exists():
             try:
-                state = _checked(read_json(folder / RUN_FILE), folder / RUN_FILE)
+                state = _checked(clean_all(read_json(folder / RUN_FILE)), folder / RUN_FILE)
             except UsageError as error:
                 self._problem(str(error))
             for name in _tables_recorded(state):

@@ -15,7 +15,7 @@ from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
-from lossbench.sweep.executors import Resources, make_executor
+from lossbench.sweep.executors import Resources, kind_of, make_executor
 from lossbench.sweep.folder import (
     check_contents,
     check_folder,
@@ -74,7 +74,7 @@ class Planned:
     @property
     def here(self) -> bool:
         """Whether the runs run on this machine."""
-        return self.options.executor == "local"
+        return kind_of(self.options.executor).here
 
 
 def plan_recipe(

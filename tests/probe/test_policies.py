@@ -53,7 +53,7 @@ def by_direction(file: Path, step: int = 0) -> dict[tuple[str, str], np.ndarray]
 
 
 def test_checkpoints_are_probed_step_by_step_into_one_file(trained, task, tmp_path):
-    result = invoke(task, tmp_path, "--checkpoints", str(trained / "out"))
+    result = invoke(task, tmp_path, "--checkpoints", str(trained / "out"), "--detail")
     assert result.exit_code == 0, result.output
     file = only_file(tmp_path)
     assert file.name == "out.parquet"

@@ -236,6 +236,7 @@ class _Table:
                 # A row that W&B logged of something else has neither.
                 runs[key].damage.add(f"{self.file}, line {line}", f"step {row.get(step)!r} is no number")
         for key, run in runs.items():
+            run.read["step"] = step
             add_logs(run, found[key], self.request, mean=True)
 
 

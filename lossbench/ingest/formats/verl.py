@@ -15,7 +15,6 @@ from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, n
 from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import documents, first_fields, records
-from lossbench.ingest.run_config import mode_beside
 
 _USUAL: dict[str, tuple[str, ...]] = {
     "step": ("step",),
@@ -73,7 +72,6 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """The run whose dumps and metrics lie in `path`."""
     request = request.part()
     run = named_run(path, request)
-    run.mode = mode_beside(path) or run.mode
     logged = [
         (step, row["data"])
         for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl")))
