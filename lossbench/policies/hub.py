@@ -200,6 +200,16 @@ def load_pretrained(
     return LoadedPolicy(model.to(place.device), tokenizer, resolved)
 
 
+def load_config(reference: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration that `reference` names, an adapter's that of its base. Raises UsageError as `resolve`."""
+    from transformers import AutoConfig
+
+    source = resolve(reference, weights=False)
+    if base := adapter_base(source.folder, reference):
+        source = _base_source(reference, base)
+    return _from_folder(AutoConfig, reference, source, trust_remote_code=trust_remote_code)
+
+
 def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that `reference` names, padding on the left; the EOS pads where there is no padding token.
 
