@@ -136,7 +136,7 @@ def _tell(progress: Progress, asked: Question, say: Say) -> None:
 
 
 def print_cost(jobs: "Sequence[ProbeJob]", format: str) -> None:
-    """What a probe at the head will take, by arithmetic. Raises UsageError where it does not fit, or is of no head."""
+    """Cost of a probe at the head, by arithmetic. Raises UsageError where it does not fit, or is of no head."""
     from lossbench.probe.cost import cost_of
     from lossbench.probe.head_engine import HEAD
 

@@ -121,7 +121,10 @@ def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundA
 def _registry_weights(
     window: Window, bound: BoundAggregation, horizon: float = HORIZON, micro_ids: Tensor | None = None
 ) -> Tensor:
-    weights_B = window_weights(bound, window.lengths_B, window.groups_B, horizon=horizon, micro_ids_N=micro_ids)
+    weights_B = window_weights(
+        bound, window.lengths_B, window.groups_B, horizon=horizon, micro_ids_N=micro_ids,
+        advantages_N=window.advantages_B,
+    )  # fmt: skip
     return torch.from_numpy(weights_B)
 
 

@@ -240,7 +240,8 @@ class Sweep:
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:
-            table = pq.read_table(path, columns=columns, filters=rows)
+            there = None if columns is None else [c for c in columns if c in pq.read_schema(path).names]
+            table = pq.read_table(path, columns=there, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
         except (pa.ArrowException, OSError, KeyError) as error:
             self._problem(f"{path}: damaged, passed over ({one_line(error)})")
