@@ -79,7 +79,7 @@ def check_countdown(completion: str, answer: str) -> bool:
 
 
 class CountdownParams(TaskParams):
-    """How many numbers up to `largest` make a target up to `largest_target`."""
+    """Size of the problems: `numbers` up to `largest`, combined into a target up to `largest_target`."""
 
     numbers: Annotated[int, Field(ge=2, le=6)] = 3
     largest: int = 20

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 class DatasetParams(TaskParams):
-    """Where the rows are and how they are read; `train_size` 0 takes all that `eval_size` leaves.
+    """Source of the rows and the way they are read; `train_size` 0 takes all that `eval_size` leaves.
 
     `prefix` and `suffix` stand before and after every prompt, on lines of their own. `prompt_column` and
     `answer_column` default to the usual names: prompt, question, problem or input; answer, solution, ground_truth or

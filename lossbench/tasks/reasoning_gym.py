@@ -13,7 +13,7 @@ PREFIX = "reasoning-gym:"
 
 
 class ReasoningGymParams(TaskParams):
-    """How many problems, the generator's seed, and the score from which an answer is correct."""
+    """Number of problems, the generator's seed, and the score from which an answer is correct."""
 
     train_size: Size = 500
     eval_size: Size = 100
