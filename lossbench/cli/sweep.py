@@ -148,7 +148,7 @@ def _say_what_would_run(planned: "Planned", format: str, quiet: bool) -> None:
 
 def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
     """A script on stdout for those who submit it themselves. Raises UsageError."""
-    from lossbench.sweep.executors.sbatch import parse_options, sbatch_script
+    from lossbench.sweep.executors.sbatch import sbatch_script, slurm_options
     from lossbench.sweep.run import check_planned
     from lossbench.sweep.schedule import Watch
 
@@ -160,7 +160,7 @@ def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
     of_this_call = ("--dry-run", "--detach", "--fresh")
     command = typed_command(of_this_call, ("--emit", "--executor", "--slurm", "--jobs", "--format", "--out"))
     command += ["--out", str(planned.folder.resolve())]
-    options = parse_options(planned.options.slurm)
+    options = slurm_options(planned.wanted)
     show(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
 
 

@@ -15,8 +15,9 @@ from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
-from lossbench.sweep.executors import Resources, kind_of, make_executor
+from lossbench.sweep.executors import Resources, check_executor, kind_of, make_executor
 from lossbench.sweep.folder import (
+    JOB_FILE,
     check_contents,
     check_folder,
     check_jobs,
@@ -24,6 +25,7 @@ from lossbench.sweep.folder import (
     default_folder,
     fresh_folder,
     new_folder,
+    run_dir,
     run_state,
     write_plan,
 )
@@ -76,6 +78,12 @@ class Planned:
         """Whether the runs run on this machine."""
         return kind_of(self.options.executor).here
 
+    @property
+    def wanted(self) -> Resources:
+        """What the runs may use."""
+        o = self.options
+        return Resources(o.jobs, o.gpus_per_run, o.nproc_per_run, self.recipe.device, o.address, o.slurm)
+
 
 def plan_recipe(
     recipe: Recipe, options: RunOptions, claims_fingerprint: str | None = None, command: str | None = None
@@ -121,6 +129,10 @@ def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     """
     retry = planned.options.retry_failed
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
+    if fetch:
+        _check_detached(planned.options)
+        new = [spec for spec in looked_at if not (run_dir(planned.folder, spec.run_id) / JOB_FILE).exists()]
+        check_executor(planned.options.executor, planned.wanted, len(new))
     contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
     check_contents(planned.folder, contents)
     planned = replace(_without_duplicates(planned, watch), contents=contents)
@@ -162,12 +174,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     if planned.here and sys.platform == "win32":
         raise UsageError("runs need Linux, macOS or WSL; on Windows reports, logs, modes and weights work")
     recipe, folder, options = planned.recipe, planned.folder, planned.options
-    wanted = Resources(
-        options.jobs, options.gpus_per_run, options.nproc_per_run, recipe.device, options.address, options.slurm
-    )
-    executor = make_executor(options.executor, wanted)
+    executor = make_executor(options.executor, planned.wanted)
     try:
-        _check_detached(options, executor.detached)
         folder.mkdir(parents=True, exist_ok=True)
         # Jobs hold locks of the same cut, so that a sweep finds its way back to them and others do not.
         cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
@@ -195,7 +203,8 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         executor.stop()
 
 
-def _check_detached(options: RunOptions, detached: bool) -> None:
+def _check_detached(options: RunOptions) -> None:
+    detached = kind_of(options.executor).detached
     if options.detach and not detached:
         raise UsageError(f"--detach: runs of --executor {options.executor} end with this command")
     if detached and options.shard:

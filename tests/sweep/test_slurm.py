@@ -21,7 +21,8 @@ from lossbench.sweep.executors.sbatch import parse_options, sbatch_script
 from lossbench.sweep.executors.slurm import SlurmExecutor, job_of
 from lossbench.sweep.executors.slurm_task import SlurmTask
 from lossbench.sweep.folder import JOB_FILE, check_jobs, run_dir, run_state
-from lossbench.sweep.schedule import outcome, run_all
+from lossbench.sweep.run import RunOptions, check_planned, plan_recipe
+from lossbench.sweep.schedule import Watch, outcome, run_all
 from lossbench.training.checkpoint import seal
 
 pytest.importorskip("submitit", reason="needs the extra 'slurm'")
@@ -113,6 +114,30 @@ def test_what_the_cluster_refuses_is_told_before_anything_is_submitted(tmp_path,
     pretend_program(tmp_path / "sinfo", 'echo "Unable to contact slurm controller" >&2; exit 1')
     with pytest.raises(UsageError, match="sinfo: Unable to contact slurm controller"):
         make_executor("slurm", Resources(slurm="time=5"))
+
+
+def test_more_runs_than_one_array_may_hold_are_refused_before_models_are_looked_at(tmp_path, monkeypatch):
+    from lossbench.api import run_sweep
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    pretend_program(tmp_path / "sinfo", "echo main")
+    pretend_program(tmp_path / "sbatch", "exit 0")
+    pretend_program(tmp_path / "scontrol", 'echo "MaxArraySize            = 3"; echo "MaxJobCount = 9"')
+    looked = []
+    monkeypatch.setattr("lossbench.sweep.run.preflight", lambda runs, **_: looked.append(len(runs)) or {})
+    wanted = {"modes": "grpo,dr_grpo", "seeds": 2, "executor": "slurm", "out": tmp_path / "sweep", "steps": 1}
+    with pytest.raises(UsageError, match=r"^4 runs are more than .* \(MaxArraySize 3\): submit fewer") as refused:
+        run_sweep(**wanted, slurm="time=5")
+    assert "\n" not in str(refused.value) and not (tmp_path / "sweep").exists()
+    with pytest.raises(UsageError, match="unknown Slurm option 'partiton'"):
+        run_sweep(**wanted, slurm="time=5,partiton=main")
+    assert looked == []
+    planned = plan_recipe(quick_recipe(**FOUR), RunOptions(executor="slurm", slurm="time=5", out=tmp_path / "sweep"))
+    write_json(
+        new_folder(run_dir(planned.folder, planned.runs[0].run_id)) / JOB_FILE, {"executor": "slurm", "job": "1"}
+    )
+    check_planned(planned, Watch(), fetch=True)  # one has a job already: an array of three
+    assert looked == [4]
 
 
 def test_detach_and_shards_are_refused_where_they_mean_nothing(tmp_path, monkeypatch):
@@ -458,7 +483,7 @@ def test_the_script_holds_the_typed_command_without_what_belongs_to_this_call(tm
     _emit(planned, "sbatch", dry_run=True)
     script = capsys.readouterr().out
     assert f"exec lossbench sweep --seeds 2 --out {tmp_path / 'sweep'} --shard $SLURM" in script
-    assert "#SBATCH --array=1-2%2" in script
+    assert "#SBATCH --array=1-2%2" in script and "#SBATCH --cpus-per-task=1" in script
     with pytest.raises(UsageError, match="valid: sbatch"):
         _emit(planned, "pbs", dry_run=True)
     with pytest.raises(UsageError, match="give --dry-run too"):

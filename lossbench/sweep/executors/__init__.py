@@ -11,10 +11,15 @@ class Kind(NamedTuple):
     """Facts about an executor, known before it is imported."""
 
     here: bool = False  # whether its runs are made on this machine
+    detached: bool = False  # whether its runs can go on when the sweep ends; its module then has `check` too
     options: tuple[str, ...] = ()  # fields of `Resources` that it alone takes
 
 
-EXECUTORS = {"local": Kind(here=True), "ray": Kind(options=("address",)), "slurm": Kind(options=("slurm",))}
+EXECUTORS = {
+    "local": Kind(here=True),
+    "ray": Kind(options=("address",)),
+    "slurm": Kind(detached=True, options=("slurm",)),
+}
 
 
 def kind_of(name: str) -> Kind:
@@ -24,8 +29,8 @@ def kind_of(name: str) -> Kind:
     return EXECUTORS[name]
 
 
-def make_executor(name: str, wanted: Resources) -> Executor:
-    """The executor called `name` with what it may use. Raises UsageError for an unknown name, or for too much."""
+def check_executor(name: str, wanted: Resources, runs: int = 1) -> None:
+    """Raise UsageError for an unknown name, for another's options, or for what its `check` finds for so many runs."""
     kind_of(name)
     for owner, kind in EXECUTORS.items():
         for option in kind.options if owner != name else ():
@@ -33,4 +38,11 @@ def make_executor(name: str, wanted: Resources) -> Executor:
                 raise UsageError(f"--{option} belongs to --executor {owner}")
     if wanted.jobs is not None and wanted.jobs < 1:
         raise UsageError(f"--jobs {wanted.jobs}: give 1 or more")
+    if kind_of(name).detached:
+        import_module(f"lossbench.sweep.executors.{name}").check(wanted, runs)
+
+
+def make_executor(name: str, wanted: Resources) -> Executor:
+    """The executor called `name` with what it may use. Raises UsageError as `check_executor`, or for too much."""
+    check_executor(name, wanted)
     return import_module(f"lossbench.sweep.executors.{name}").connect(wanted)

@@ -1,5 +1,6 @@
 """Options of sbatch: parsed, checked with the cluster, and written into a script for those who submit it themselves."""
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -7,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lossbench.errors import UsageError, one_line, unknown
+from lossbench.extras import require
+from lossbench.sweep.executors.base import Resources
 
 OPTIONS = (
     "partition", "time", "gpus_per_node", "cpus_per_task", "mem", "account", "qos", "constraint", "gres", "nodelist",
@@ -40,11 +43,23 @@ def parse_options(text: str | None) -> dict[str, str]:
     return options
 
 
-def check_options(options: Mapping[str, str]) -> None:
-    """Have the cluster check the options, submitting nothing.
+def slurm_options(wanted: Resources) -> dict[str, str]:
+    """The options of a run's job, with its cores and GPUs. Raises UsageError."""
+    options = {"cpus_per_task": str(wanted.processes), **parse_options(wanted.slurm)}
+    if wanted.gpus_per_run is not None:
+        if wanted.gpus_per_run != int(wanted.gpus_per_run):
+            raise UsageError(f"--gpus-per-run {wanted.gpus_per_run:g}: Slurm gives a job whole GPUs")
+        options["gpus_per_node"] = str(int(wanted.gpus_per_run))
+    return options
 
-    Raises UsageError if Slurm is missing, does not answer, or it would refuse a job.
+
+def check(wanted: Resources, runs: int = 1) -> None:
+    """Have the cluster check the options and the size of an array of `runs` jobs, submitting nothing.
+
+    Raises UsageError if Slurm or submitit is missing, Slurm does not answer, or it would refuse the array.
     """
+    require("--executor slurm", "slurm", "submitit")
+    options = slurm_options(wanted)
     if shutil.which("sbatch") is None:
         raise UsageError("--executor slurm: no `sbatch` on the path; run this on a login node of a Slurm cluster")
     partitions = _ask(["sinfo", "--noheader", "--format=%R"], "sinfo").split()
@@ -52,6 +67,12 @@ def check_options(options: Mapping[str, str]) -> None:
         if name not in partitions:
             raise UsageError(unknown("partition", name, dict.fromkeys(partitions)))
     _ask(["sbatch", "--test-only", *_flags(options), "--wrap=true"], "Slurm refuses these options")
+    config = _ask(["scontrol", "show", "config"], "scontrol") if runs > 1 else ""
+    if (most := re.search(r"MaxArraySize\s*=\s*(\d+)", config)) and runs > int(most[1]):
+        raise UsageError(
+            f"{runs} runs are more than one job array of this cluster may hold (MaxArraySize {most[1]}): "
+            "submit fewer --seeds or --modes at a time, all into the same --out"
+        )
 
 
 def _ask(command: Sequence[str], what: str) -> str:

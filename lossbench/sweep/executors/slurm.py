@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from lossbench.errors import UsageError, one_line
+from lossbench.errors import UsageError
 from lossbench.store.read import read_json
 from lossbench.store.write import write_json
 from lossbench.sweep.executors.base import Ended, Progress, Resources
 from lossbench.sweep.executors.remote import RemoteExecutor
-from lossbench.sweep.executors.sbatch import check_options, parse_options
-from lossbench.sweep.executors.slurm_task import SIGNAL_BEFORE_S, SlurmTask
+from lossbench.sweep.executors.sbatch import check, slurm_options  # noqa: F401 - the registry calls check
+from lossbench.sweep.executors.slurm_task import OUTPUT, submit_array
 from lossbench.sweep.folder import JOB_FILE
 from lossbench.training.run_spec import RunSpec
 
@@ -26,23 +26,11 @@ _ASK_EVERY_S = 5.0
 _LOOKS = 2  # at a job that has ended: a file system may show its last files late
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "COMPLETED")
 _OVER = (*_FAILED, "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "DEADLINE", "REVOKED", "FORGOTTEN")
-_MOST_REQUEUES = 1000  # a job that makes no progress ends by itself
-_FILES = ".slurm"  # submitit's, in the sweep's folder
 
 
 def connect(wanted: Resources) -> "SlurmExecutor":
-    """An executor on the cluster of this login node; nothing is submitted yet. Raises UsageError for bad options."""
-    try:
-        import submitit  # noqa: F401
-    except ImportError:
-        raise UsageError("--executor slurm needs the extra 'slurm': pip install 'lossbench[slurm]'") from None
-    options = {"cpus_per_task": str(wanted.processes), **parse_options(wanted.slurm)}
-    if wanted.gpus_per_run is not None:
-        if wanted.gpus_per_run != int(wanted.gpus_per_run):
-            raise UsageError(f"--gpus-per-run {wanted.gpus_per_run:g}: Slurm gives a job whole GPUs")
-        options["gpus_per_node"] = str(int(wanted.gpus_per_run))
-    check_options(options)
-    return SlurmExecutor(options, wanted.jobs)
+    """An executor on the cluster of this login node; nothing is submitted yet."""
+    return SlurmExecutor(slurm_options(wanted), wanted.jobs)
 
 
 class SlurmExecutor(RemoteExecutor):
@@ -63,62 +51,42 @@ class SlurmExecutor(RemoteExecutor):
         self._new[spec.run_id] = spec
 
     def _poll(self, timeout_s: float) -> Iterable[Progress | Ended]:
-        if self._new:
-            self._attach_or_submit()
-        time.sleep(timeout_s)
-        jobs = {run_id: job_of(run_dir) for run_id, run_dir in self._going.items() if run_id not in self._new}
-        yield from (Ended(run_id, None) for run_id, job in jobs.items() if job is None)  # run.json says how
-        if time.monotonic() - self._asked_at < _ASK_EVERY_S:
+        time.sleep(timeout_s if self._asked_at else 0)  # the first call submits
+        jobs = {run_id: job_of(run_dir) for run_id, run_dir in self._going.items()}
+        yield from (Ended(run, None) for run, job in jobs.items() if not job and run not in self._new)  # see run.json
+        if not self._new and time.monotonic() - self._asked_at < _ASK_EVERY_S:
             return
         self._asked_at = time.monotonic()
-        states = self._states(job for job in jobs.values() if job)
-        for run_id, job in jobs.items():
-            if states is None:
-                break
-            state = states.get(job, "FORGOTTEN") if job else None
+        if (known := self._states(job for job in jobs.values() if job)) is None:
+            return
+        states = {run_id: known.get(job, "FORGOTTEN") for run_id, job in jobs.items() if job}
+        if fresh := [run_id for run_id in self._new if states.get(run_id, "FORGOTTEN") in _OVER]:
+            self._hand_over(fresh)
+        self._new.clear()
+        for run_id in [run_id for run_id in states if run_id not in fresh]:
+            state, run_dir = states[run_id], self._going[run_id]
             self._looks[run_id] = self._looks[run_id] + 1 if state in _OVER else 0
             if state == "RUNNING":
                 yield Progress(run_id, 0)
             elif self._looks[run_id] == _LOOKS:
-                (self._going[run_id] / JOB_FILE).unlink(missing_ok=True)
-                output = self._going[run_id].parents[1] / _FILES / f"{job}_0_log.out"
-                reason = f"Slurm job {job} is {str(state).lower()}; its output: {output}"
+                (run_dir / JOB_FILE).unlink(missing_ok=True)
+                output = run_dir.parents[1] / OUTPUT.format(job=jobs[run_id])
+                reason = f"Slurm job {jobs[run_id]} is {state.lower()}; its output: {output}"
                 yield Ended(run_id, reason, interrupted=state not in _FAILED)
 
-    def _attach_or_submit(self) -> None:
-        """Leave runs alone that have a job in the queue; submit the others as one array."""
-        jobs = {run_id: job_of(self._going[run_id]) for run_id in self._new}
-        states = self._states(job for job in jobs.values() if job)
-        if states is None:
-            return
-        fresh = [run_id for run_id, job in jobs.items() if not job or states.get(job, "FORGOTTEN") in _OVER]
-        # Ctrl-C, of which sbatch would hear too, has to wait until what was submitted is written down.
+    def _hand_over(self, run_ids: list[str]) -> None:
+        """Submit the runs and write down which job has which: Ctrl-C, of which sbatch would hear too, has to wait."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            for run_id, job in zip(fresh, self._submit_array(fresh) if fresh else (), strict=True):
+            for run_id, job in zip(run_ids, self._submit_array(run_ids), strict=True):
                 write_json(self._going[run_id] / JOB_FILE, {"executor": "slurm", "job": job})
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-        self._new.clear()
 
     def _submit_array(self, run_ids: list[str]) -> list[str]:
         """The ids of the runs' jobs. Raises UsageError where Slurm does not take them."""
-        from submitit import AutoExecutor
-        from submitit.core.utils import FailedJobError
-
-        folder, limit_min = self._going[run_ids[0]].parents[1], int(self._options["time"])
-        executor = AutoExecutor(folder / _FILES, cluster=self.cluster, slurm_max_num_timeout=_MOST_REQUEUES)
-        executor.update_parameters(
-            name="lossbench", timeout_min=limit_min, stderr_to_stdout=True, slurm_signal_delay_s=SIGNAL_BEFORE_S,
-            slurm_array_parallelism=self._jobs or len(run_ids),
-            slurm_additional_parameters={"requeue": True, **self._options},
-        )  # fmt: skip
-        try:
-            with executor.batch():
-                jobs = [executor.submit(SlurmTask(self._new[run_id], folder, limit_min)) for run_id in run_ids]
-        except (FailedJobError, OSError, subprocess.CalledProcessError) as error:
-            raise UsageError(f"Slurm did not take the jobs: {one_line(error)}") from None
-        return [job.job_id for job in jobs]
+        folder, specs = self._going[run_ids[0]].parents[1], [self._new[run_id] for run_id in run_ids]
+        return submit_array(specs, folder, self._options, self._jobs or len(specs), self.cluster)
 
     def _states(self, jobs: Iterable[str]) -> dict[str, str] | None:
         """The state of each job that Slurm remembers; None where it does not answer."""

@@ -1,21 +1,45 @@
 """The task of a Slurm job on its node: one run in its folder, again after each requeue until the run is over."""
 
 import signal
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from lossbench.errors import UsageError, one_line
 from lossbench.sweep.executors.remote import run_here
 from lossbench.sweep.executors.slots import visible_gpus
 from lossbench.sweep.folder import JOB_FILE, mark, run_dir, run_state
 from lossbench.training.checkpoint import newest_checkpoint
 from lossbench.training.run_spec import RunSpec
 
+OUTPUT = ".slurm/{job}_0_log.out"  # of a job, among submitit's files in the sweep's folder
+_MOST_REQUEUES = 1000  # a job that makes no progress ends by itself
 SIGNAL_BEFORE_S = 60  # the time limit, Slurm tells the job
 _SOON_S = 3
 _WAIT_S = 60  # for a job that was cancelled and has not ended yet
+
+
+def submit_array(specs: Sequence[RunSpec], folder: Path, options: dict[str, str], jobs: int, cluster: str) -> list[str]:
+    """Submit the runs as an array of which `jobs` run at once; the ids of its jobs. Raises UsageError if refused."""
+    from submitit import AutoExecutor
+    from submitit.core.utils import FailedJobError
+
+    limit_min = int(options["time"])
+    executor = AutoExecutor((folder / OUTPUT).parent, cluster=cluster, slurm_max_num_timeout=_MOST_REQUEUES)
+    executor.update_parameters(
+        name="lossbench", timeout_min=limit_min, stderr_to_stdout=True, slurm_signal_delay_s=SIGNAL_BEFORE_S,
+        slurm_array_parallelism=jobs, slurm_additional_parameters={"requeue": True, **options},
+    )  # fmt: skip
+    try:
+        with executor.batch():
+            submitted = [executor.submit(SlurmTask(spec, folder, limit_min)) for spec in specs]
+    except (FailedJobError, OSError, subprocess.CalledProcessError) as error:
+        raise UsageError(f"Slurm did not take the jobs: {one_line(error)}") from None
+    return [job.job_id for job in submitted]
 
 
 class SlurmTask:
