@@ -80,7 +80,7 @@ class Planned:
 
     @property
     def wanted(self) -> Resources:
-        """What the runs may use."""
+        """Resources of the runs."""
         o = self.options
         return Resources(o.jobs, o.gpus_per_run, o.nproc_per_run, self.recipe.device, o.address, o.slurm)
 
