@@ -59,7 +59,6 @@ def test_with_gpus_a_run_gets_one_each_or_the_stated_share():
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ({"jobs": 0}, "--jobs 0"),
         ({"gpus_per_run": 1}, "no GPU"),
         ({"device": "cuda"}, "no GPU"),
         ({"gpus": 2, "gpus_per_run": 3}, "there are only 2"),

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from lossbench.processes import main_hidden
+from lossbench.processes import cores, main_hidden
 from lossbench.sweep.executors.base import Ended, Executor, Progress, Resources
-from lossbench.sweep.executors.slots import local_slots
+from lossbench.sweep.executors.slots import plan_slots, visible_gpus
 from lossbench.sweep.executors.worker import Execute, work
 from lossbench.training.run_spec import RunSpec
 
@@ -32,7 +32,7 @@ class _Going:
 
 def connect(wanted: Resources) -> "LocalExecutor":
     """An executor on this machine. Raises UsageError where more is asked for than it has."""
-    return LocalExecutor(local_slots(wanted))
+    return LocalExecutor(plan_slots(wanted, visible_gpus(wanted.device), cores()))
 
 
 class LocalExecutor(Executor):
@@ -118,15 +118,12 @@ def _start_server() -> None:
 
 def _start_tracker() -> None:
     """Start what clears away the semaphores of a run that is stopped (progress bars hold some), without a word."""
-    before = os.environ.get("PYTHONWARNINGS")
+    before = os.environ.get("PYTHONWARNINGS", "")
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning"
     try:
         resource_tracker.ensure_running()
     finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+        os.environ["PYTHONWARNINGS"] = before
 
 
 def _reason(exit_code: int | None) -> str | None:

@@ -1,6 +1,7 @@
 """Runs on machines that share no file system: folders travel as bytes."""
 
 import io
+import os
 import shutil
 import tarfile
 import tempfile
@@ -13,7 +14,7 @@ from lossbench.store.write import part_path
 from lossbench.sweep.executors.remote import run_here
 from lossbench.training.run_spec import RunSpec
 
-Files = dict[str, bytes]
+News = tuple[str, int, dict[str, bytes]]  # a run, its step, and files of its folder
 
 
 def pack(folder: Path) -> bytes:
@@ -37,7 +38,7 @@ def replace_folder(folder: Path, packed: bytes) -> None:
         shutil.rmtree(incoming, ignore_errors=True)
 
 
-def install_policy(name: str, packed: bytes) -> None:
+def _install_policy(name: str, packed: bytes) -> None:
     """Put a built-in policy into this node's cache, unless it is there."""
     folder = cache_dir() / "policies" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -47,13 +48,17 @@ def install_policy(name: str, packed: bytes) -> None:
 
 
 def run_packed(
-    spec: RunSpec, before: bytes | None, gpus: tuple[str, ...], send: Callable[[str, int, Files], None]
+    spec_json: str, before: bytes | None, policy: tuple[str, bytes] | None, on_gpu: bool, send: Callable[[News], None]
 ) -> tuple[str | None, bytes]:
     """Make the run in a folder of this node, which begins as `before` where there is a checkpoint to continue from.
 
-    Returns the reason where it failed, and the folder. `send` is called when the run begins, as step 0, and with each
-    step's files, for those who follow the run.
+    `policy` is the name and the folder of a built-in one. Returns the reason where the run failed, and its folder.
+    `send` is called when the run begins, as step 0, and with each step's files, for those who follow the run.
     """
+    spec = RunSpec.model_validate_json(spec_json)
+    gpus = tuple(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) if on_gpu else ()
+    if policy:
+        _install_policy(*policy)
     with tempfile.TemporaryDirectory(prefix="lossbench-") as root:
         run_dir = Path(root) / spec.run_id
         if before:
@@ -61,6 +66,6 @@ def run_packed(
 
         def tell(step: int) -> None:
             files = [run_dir / RUN_FILE, part_path(run_dir, "steps", step)]  # the latter goes when the run has ended
-            send(spec.run_id, step, {str(f.relative_to(run_dir)): f.read_bytes() for f in files if f.exists()})
+            send((spec.run_id, step, {str(f.relative_to(run_dir)): f.read_bytes() for f in files if f.exists()}))
 
         return run_here(spec, run_dir, gpus, tell), pack(run_dir)

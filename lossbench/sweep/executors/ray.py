@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, one_line
+from lossbench.extras import require
 from lossbench.policies import BUILT_IN
 from lossbench.policies.prepare import built_in_policy
 from lossbench.policies.warmstart import policy_path
 from lossbench.store.write import write_bytes
 from lossbench.sweep.executors.base import Ended, Progress, Resources
-from lossbench.sweep.executors.packed import install_policy, pack, replace_folder, run_packed
+from lossbench.sweep.executors.packed import pack, replace_folder, run_packed
 from lossbench.sweep.executors.remote import RemoteExecutor
 from lossbench.sweep.executors.slots import cluster_slots
 from lossbench.training.checkpoint import newest_checkpoint
@@ -35,19 +36,16 @@ def connect(wanted: Resources) -> "RayExecutor":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine is no reason to give up
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("--executor ray needs the extra 'ray': pip install 'lossbench[ray]'") from None
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    require("--executor ray", "ray", "ray")
+    import ray
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if wanted.address is None:
-        cpus = wanted.jobs * wanted.processes if wanted.jobs else None
-        options: dict[str, Any] = {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        options |= {"num_cpus": wanted.jobs and wanted.jobs * wanted.processes, "include_dashboard": False}
     else:
         _reach(wanted.address)
-        options = {"address": wanted.address}
     try:
-        ray.init(**options, **quiet)
+        ray.init(wanted.address or "local", **options)
     except Exception as error:  # Ray raises bare exceptions here
         what = f"--address '{wanted.address}': no Ray cluster" if wanted.address else "Ray did not start"
         raise UsageError(f"{what} ({one_line(error)})") from None
@@ -83,22 +81,18 @@ class RayExecutor(RemoteExecutor):
         # On the driver's node: what it holds must not be lost with another node.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._news = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
-        self._task: Any = ray.remote(_run).options(
+        self._task: Any = ray.remote(run_packed).options(
             num_cpus=wanted.processes, num_gpus=self._gpus, max_retries=_RETRIES, retry_exceptions=False
         )
-        self._policy = functools.cache(lambda folder: ray.put((folder.name, pack(folder))))  # sent once for all runs
+        self._put = functools.cache(lambda folder: ray.put((folder.name, pack(folder))))  # sent once for all runs
         self._tasks: dict[Any, str] = {}
-        self._ray = ray
+        self._ray: Any = ray
 
     def _submit(self, spec: RunSpec, run_dir: Path) -> None:
-        before = pack(run_dir) if newest_checkpoint(run_dir, spec) else None
-        built_in = spec.policy in BUILT_IN
-        policy = (
-            self._policy(policy_path(built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params)))
-            if built_in
-            else None
-        )
-        task = self._task.remote(spec.model_dump_json(), before, policy, self._news, self._gpus > 0)
+        before, policy = pack(run_dir) if newest_checkpoint(run_dir, spec) else None, None
+        if spec.policy in BUILT_IN:
+            policy = self._put(policy_path(built_in_policy(spec.policy, spec.policy_seed, spec.settings.policy_params)))
+        task = self._task.remote(spec.model_dump_json(), before, policy, self._gpus > 0, self._news.put)
         self._tasks[task] = spec.run_id
 
     def _poll(self, timeout_s: float) -> Iterable[Progress | Ended]:
@@ -112,31 +106,15 @@ class RayExecutor(RemoteExecutor):
                 yield Progress(run_id, 0)
         for task in ready:
             run_id = self._tasks.pop(task)
-            yield Ended(run_id, self._settle(task, self._going[run_id]))
-
-    def _settle(self, task: Any, run_dir: Path) -> str | None:
-        """Bring the finished task's folder home; the reason where the run failed."""
-        from ray.exceptions import RayError
-
-        try:
-            reason, folder = self._ray.get(task)
-        except RayError as error:
-            return f"{type(error).__name__}: {one_line(error)}"
-        replace_folder(run_dir, folder)
-        return reason
+            try:
+                reason, folder = self._ray.get(task)
+                replace_folder(self._going[run_id], folder)
+            except self._ray.exceptions.RayError as error:
+                reason = f"{type(error).__name__}: {one_line(error)}"
+            yield Ended(run_id, reason)
 
     def _cancel(self) -> None:
-        """A local cluster ends with it."""
         if self._ray.is_initialized():
             for task in self._tasks:
                 self._ray.cancel(task, force=True)
             self._ray.shutdown()
-        self._tasks.clear()
-
-
-def _run(spec: str, before: bytes | None, policy: tuple[str, bytes] | None, news: Any, on_gpu: bool) -> Any:
-    """The task."""
-    if policy:
-        install_policy(*policy)
-    gpus = tuple(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) if on_gpu else ()
-    return run_packed(RunSpec.model_validate_json(spec), before, gpus, lambda *files: news.put(files))

@@ -5,18 +5,12 @@ from collections.abc import Sequence
 
 from lossbench.errors import UsageError
 from lossbench.policies.hardware import may_have_gpu
-from lossbench.processes import cores
 from lossbench.sweep.executors.base import Resources
 
 
-def local_slots(wanted: Resources) -> list[tuple[str, ...]]:
-    """This machine's slots: the GPUs that the run in each slot may see, none where it has to do without."""
-    return plan_slots(wanted, [] if wanted.device == "cpu" else visible_gpus(), cores())
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs of this machine by the names that CUDA_VISIBLE_DEVICES takes, less those it hides already."""
-    if not may_have_gpu():
+def visible_gpus(device: str) -> list[str]:
+    """This machine's GPUs for runs on `device`, by names for CUDA_VISIBLE_DEVICES, less those it hides already."""
+    if device == "cpu" or not may_have_gpu():
         return []
     import torch
 
@@ -31,8 +25,6 @@ def plan_slots(wanted: Resources, gpus: Sequence[str], core_count: int) -> list[
 
     Without GPUs a slot is a core (per process of a run). Raises UsageError where more is asked for than there is.
     """
-    if wanted.jobs is not None and wanted.jobs < 1:
-        raise UsageError(f"--jobs {wanted.jobs}: give 1 or more")
     if not gpus:
         if wanted.gpus_per_run or wanted.device == "cuda":
             asked = f"--gpus-per-run {wanted.gpus_per_run:g}" if wanted.gpus_per_run else "device = cuda"

@@ -71,7 +71,7 @@ class SlurmTask:
         from submitit.core.utils import UncompletedJobError
 
         self._step_before = self._step(spec)
-        gpus = () if spec.settings.device == "cpu" else tuple(visible_gpus())
+        gpus = tuple(visible_gpus(spec.settings.device))
         try:
             reason = run_here(spec, run_dir(folder, spec.run_id), gpus, lambda step: None)
             if reason and reason.startswith("killed"):
