@@ -1,10 +1,11 @@
 """How far the probe at the head agrees with the probe by all parameters, on the same rollouts of built-in policies.
 
-`python tests/support/head_probe.py results/reference/head_probe/head_probe.json` takes about two core-minutes, more
-where warm starts are missing.
+`python tests/support/head_probe.py OUT.json selfcheck:0 selfcheck-null:0` probes these policies (default: four), about
+half a core-minute each, and a minute more where a warm start is missing.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,11 @@ def correlation(head: Projections, whole: Projections, metric: str) -> list[floa
     return [float(found.mean()), float(found.mean() - half), float(found.mean() + half)]
 
 
-def main(path: Path) -> None:
+def main(path: Path, policies: Sequence[tuple[str, int]]) -> None:
     """Probe each policy both ways and write the figures."""
-    prepare_policies([built_in_policy(*policy) for policy in POLICIES], workers=1)
+    prepare_policies([built_in_policy(*policy) for policy in policies], workers=1)
     rows = []
-    for policy, policy_seed in POLICIES:
+    for policy, policy_seed in policies:
         head, whole = (probed(policy, policy_seed, params) for params in ("head", "all"))
         rows += [
             {"policy": policy, "policy_seed": policy_seed, "metric": metric, "pairs": PAIRS,
@@ -60,10 +61,10 @@ def main(path: Path) -> None:
              "head": figures(head, metric), "all": figures(whole, metric)}
             for metric in head.metrics
         ]  # fmt: skip
-        print(rows[-2:], flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"mode": MODE.name, "direction": "incorrect", "policies": rows})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"mode": MODE.name, "direction": "incorrect", "policies": rows})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    named = [(name, int(seed)) for name, _, seed in (text.partition(":") for text in sys.argv[2:])]
+    main(Path(sys.argv[1]), named or POLICIES)
