@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lossbench
 from lossbench.cli import COMMANDS
+from lossbench.loss.advantages import PARTS
 from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.equivalents import FRAMEWORKS, equivalents
 from lossbench.loss.modes import PRESETS, make_mode, parse_mode
@@ -81,6 +82,12 @@ def aggregations() -> str:
     return table(["`agg_mode`", "w_i", "source", "caveat"], rows)
 
 
+def advantages() -> str:
+    """Axis, formula, source and caveat of every part of an advantage."""
+    rows = [[f"`{p.name}`", p.axis, p.formula or "–", p.source, p.caveat or "–"] for p in PARTS.values()]
+    return table(["part", "axis", "A", "source", "caveat"], rows)
+
+
 def surrogates() -> str:
     """Token loss, source and caveat of every surrogate."""
     rows = [[f"`{name}`", f"`{e.formula}`", e.source, e.caveat] for name, e in SURROGATES.items()]
@@ -124,5 +131,6 @@ def commands() -> str:
 CODE_BLOCKS = {
     "commands": commands,
     "packages": packages, "schema": schema, "presets": presets, "weights": weights, "aggregations": aggregations,
+    "advantages": advantages,
     "surrogates": surrogates, "constants": constants, "equivalents": equivalent_names, "recipes": recipes,
 }  # fmt: skip
