@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the projections: modes, exponents, the run to forecast, rows per micro-batch."""
+    """Request for the projections: modes, exponents, the run to forecast, rows per micro-batch."""
 
     modes: "list[Mode]"
     alphas: list[float]
@@ -83,7 +83,7 @@ def label(policy: str, params: dict[str, Any]) -> str | None:
 def load_options(
     policy: str, lora: str | None, dtype: str | None, device: str, policy_params: dict[str, Any]
 ) -> dict[str, Any]:
-    """Those of `load_policy`. Raises UsageError for what the policy does not take."""
+    """Keyword arguments of `load_policy`. Raises UsageError for what the policy does not take."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.adapters import parse_lora
     from lossbench.policies.hardware import placement
@@ -136,7 +136,7 @@ def _tell(progress: Progress, asked: Question, say: Say) -> None:
 
 
 def print_cost(jobs: "Sequence[ProbeJob]", format: str) -> None:
-    """What a probe at the head will take, by arithmetic. Raises UsageError where it does not fit, or is of no head."""
+    """Cost of a probe at the head, by arithmetic. Raises UsageError where it does not fit, or is of no head."""
     from lossbench.probe.cost import cost_of
     from lossbench.probe.head_engine import HEAD
 

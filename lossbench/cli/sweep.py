@@ -198,7 +198,7 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
 
 
 def resume_command(folder: Path, fresh: bool, *more: str) -> str:
-    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
+    """The command that goes on in this folder: the one that was typed, without --fresh, which would begin anew."""
     words = typed_command(("--fresh", "--detach"), ("--out",) if fresh else ())
     if fresh:
         words += ["--out", str(folder)]

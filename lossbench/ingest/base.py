@@ -28,7 +28,7 @@ _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*
 
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: field -> the log's column.
+    """The caller's statements about the log. `columns` is `--map`: field -> the log's column.
 
     `modes`: by a run's name, or the mode that the log gives it, its mode (or `MODE-s<seed>`; empty: left out). `runs`:
     names of the runs to read, all where empty. `top` is the path that was named. `used` collects those fields of

@@ -26,7 +26,7 @@ def check_texts(task: str, prompts: Iterable[Prompt]) -> None:
             except UnicodeEncodeError as error:
                 half = text[error.start].encode("unicode_escape").decode()
                 raise UsageError(
-                    f"task '{task}': the {name} of number {prompt.id} holds {half}, half of a surrogate pair: mend it"
+                    f"task '{task}': the {name} of number {prompt.id} holds {half}, half of a surrogate pair: fix it"
                 ) from None
 
 

@@ -52,7 +52,7 @@ class Cost:
 
 
 def cost_of(job: ProbeJob) -> Cost:
-    """The cost of a job at the head. Raises UsageError where the model's configuration cannot be had."""
+    """The cost of a job at the head. Raises UsageError where the model's configuration is not available."""
     config = _config(job.policy)
     text, options, sampling = config.get_text_config(), job.load_options, job.settings.sampling
     device, dtype = choose_device(options.get("device", "auto")), options.get("dtype", "auto")
@@ -115,7 +115,7 @@ def _rate(device: str, dtype: torch.dtype) -> float:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free on the device; on the CPU, what the system says can be had without swapping."""
+    """Memory that is free on the device; on the CPU, what the system has free without swapping."""
     if device != "cpu":
         return torch.cuda.mem_get_info(device)[0]
     try:

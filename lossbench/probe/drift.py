@@ -189,7 +189,7 @@ class DriftTable:
         return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
 
     def adam_step(self, advantage: str, rows_per_step: int) -> float:
-        """How far a step of Adam over `rows_per_step` rows goes, in steps of the probe's adam metric.
+        """Length of a step of Adam over `rows_per_step` rows, in steps of the probe's adam metric.
 
         Its second moments are mostly noise and so fall with the batch: a step is sqrt(rows_per_step / rows of the
         probe) of the probe's, in the unit that all scales share.

@@ -89,7 +89,7 @@ class Head:
 def find_head(model: nn.Module, ids_1S: Tensor) -> Head:
     """The model's head, with scale, soft cap and used rows as they show in its logits on one row of tokens.
 
-    Raises UsageError where there is no output embedding, or logits come from it in another way.
+    Raises UsageError for a model without an output embedding, or logits come from it in another way.
     """
     find: Any = getattr(model, "get_output_embeddings", lambda: None)
     layer = find()
@@ -154,7 +154,7 @@ class HeadEngine:
         return ((low, min(low + step, vocabulary)) for low in range(0, vocabulary, step))
 
     def hidden(self, chunk: Chunk) -> Tensor:
-        """Hidden states that tell the chunk's completion tokens (R, T, H); 0 where there is none."""
+        """Hidden states that tell the chunk's completion tokens (R, T, H); 0 if absent."""
         handle = self.head.layer.register_forward_pre_hook(_stop)
         try:
             with evaluation_mode(self.policy.model), torch.no_grad():
@@ -214,7 +214,7 @@ class _Part:
 
 
 class HeadRecord:
-    """What is kept of a batch of B completions: hidden states and log sum exp of the logits."""
+    """Record of a batch of B completions: hidden states and log sum exp of the logits."""
 
     def __init__(self, engine: HeadEngine, batch: ProbeBatch) -> None:
         self._engine, self._head, self.rows = engine, engine.head, len(batch.completion_ids)

@@ -1,4 +1,4 @@
-"""What can be refused before anything starts: what the runs need from outside their plan, looked at once each."""
+"""Checks before anything starts: each thing that the runs need from outside their plan, checked once."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +117,7 @@ def _check_prompts(settings: Settings, task: Task) -> None:
 
 
 def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Contents:
-    """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
+    """Refuse a model that is not available, whose tokenizer has no EOS, or whose chat template the prompts break."""
     from lossbench.policies.chat import as_read_by
     from lossbench.policies.fit import check_balancing_loss, check_fit
     from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_config, load_tokenizer, resolve

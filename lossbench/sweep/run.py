@@ -40,7 +40,7 @@ from lossbench.training.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run a plan, apart from what it says; named after the options of `lossbench sweep`."""
+    """Options of running a plan; named after the options of `lossbench sweep`."""
 
     jobs: int | None = None
     executor: str = "local"
@@ -97,7 +97,7 @@ def plan_recipe(
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """What a scheduler sends before it kills ends a sweep as Ctrl-C does: with KeyboardInterrupt."""
+    """End a sweep on SIGTERM, which schedulers send before they kill, as on Ctrl-C: with KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -47,7 +47,7 @@ class ModeTrainer(GRPOTrainer):
     row weights add up to 1/H in each step; `recorder`, told of every step and completion on the main process;
     `sampler`: "lossbench" (each row draws from its own stream of `seed`), "generate" (transformers) or "vllm", by
     default the one that the other arguments need, else "lossbench"; `cut_by_length`, whether a micro-batch is passed
-    through the model in pieces of like length, which changes nothing but speed; `disable_dropout`, on by default unlike
+    through the model in pieces of similar length, which changes only speed; `disable_dropout`, on by default unlike
     TRL's: with dropout the first pass after sampling is off-policy already; `correct_above`, the reward above which a
     completion counts as correct in the metrics `length_correct` and `length_incorrect`, where no verdict is known.
 
