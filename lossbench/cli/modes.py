@@ -50,7 +50,7 @@ def modes(
 
 
 def _code(mode: "Mode", framework: str, cap: int | None) -> str:
-    """The settings alone, with `cap` for H; the conditions go to stderr. Raises UsageError where there are none."""
+    """The settings alone, with `cap` for H; the conditions go to stderr. Raises UsageError for a mode without any."""
     from lossbench.loss.equivalents import equivalents
 
     if framework not in _FRAMEWORKS:
