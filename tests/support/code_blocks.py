@@ -133,7 +133,7 @@ def commands() -> str:
 
 
 CODE_BLOCKS = {
-    "commands": commands,
-    "packages": packages, "schema": schema, "presets": presets, "weights": weights, "aggregations": aggregations,
-    "surrogates": surrogates, "constants": constants, "advantages": advantages, "equivalents": equivalent_names, "recipes": recipes,
+    "commands": commands, "packages": packages, "schema": schema, "presets": presets, "weights": weights,
+    "aggregations": aggregations, "surrogates": surrogates, "constants": constants, "advantages": advantages,
+    "equivalents": equivalent_names, "recipes": recipes,
 }  # fmt: skip
