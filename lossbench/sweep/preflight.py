@@ -101,6 +101,11 @@ def _task(settings: Settings, fetch: bool, say: Say) -> Task | None:
 
 
 def _check_prompts(settings: Settings, task: Task) -> None:
+    for prompt in (*task.train_prompts, *task.eval_prompts):
+        if not prompt.text.strip():
+            raise UsageError(f"task '{settings.task}': prompt {prompt.id} is empty: mend or drop it")
+        if any("\ud800" <= character <= "\udfff" for character in prompt.text):
+            raise UsageError(f"task '{settings.task}': prompt {prompt.id} holds half a surrogate pair: mend or drop it")
     needed, there = settings.prompts_per_generation(), len(task.train_prompts)
     if there < needed:
         raise UsageError(
@@ -116,6 +121,7 @@ def _check_prompts(settings: Settings, task: Task) -> None:
 def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Contents:
     """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
     from lossbench.policies.chat import as_read_by
+    from lossbench.policies.fits import check_fits
     from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_tokenizer, resolve
 
     if is_built_in(spec.policy):
@@ -132,6 +138,7 @@ def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Co
         say(f"model {spec.policy}: {todo}, once …")
     resolve(spec.policy)
     tokenizer = load_tokenizer(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
-    if task is not None:
-        as_read_by(task, tokenizer, spec.policy)
+    prompts = as_read_by(task, tokenizer, spec.policy) if task is not None else None
+    texts = [prompt.text for prompt in (*prompts.train_prompts, *prompts.eval_prompts)] if prompts else []
+    check_fits(spec.policy, tokenizer, texts, spec.settings.max_completion_length, say)
     return model_contents(spec.policy)
