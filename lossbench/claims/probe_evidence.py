@@ -1,4 +1,4 @@
-"""What a report shows of a sweep's probes: which of the files there are about its policies, and what they say."""
+"""A sweep's probes as evidence for its report: the files about its policies, and their findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ class FrozenProbe:
 
 @dataclass(frozen=True)
 class ProbeSection:
-    """The frozen probe, None where there is none; `trained` from probes along the runs, with `agreement` over runs.
+    """The frozen probe, None if absent; `trained` from probes along the runs, with `agreement` over runs.
 
     `left_out` names files of the sweep's `probe/` folder that are about other policies, `problems` those that could
     not be read.
@@ -150,7 +150,7 @@ def pooled(probes: Sequence[Projections]) -> Projections:
 
 
 def _draws(probe: Projections, place: int) -> Any:
-    """What probes of the same prompts and draws have in common. Files without it were all drawn with the user's seed;
+    """Key shared by probes of the same prompts and draws. Files without it were all drawn with the user's seed;
     recorded completions, and what is not known, are of their own."""  # fmt: skip
     facts = probe.facts
     if facts.get("rollouts") or "settings" not in facts:

@@ -135,7 +135,7 @@ def _forecast_lines(found: Findings) -> Iterator[str]:
             power = "" if row.power is None else f"; power with {row.seeds} seeds {row.power:.2f}"
             yield (
                 f"{row.mode}: a run of {row.steps} steps x {row.rows_per_step} completions would move incorrect length "
-                f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens against "
+                f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens vs "
                 f"seq-mean-token-sum, noise between runs {row.noise_tokens:.1f}{power}"
             )
         elif row.pairs_needed:

@@ -29,7 +29,7 @@ def diagnose(
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """What grew and what did not, what the loss pushed, what else could be the cause, and what to change.
+    """Diagnose a run: what grew, what the loss pushed, what else could be the cause, and what to change.
 
     Example: lossbench diagnose my-run/ --mode grpo
     """

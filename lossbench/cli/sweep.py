@@ -39,6 +39,9 @@ def sweep(
     scale_rewards: Annotated[
         str | None, Option(help="An axis of a grid: group, batch, none.", rich_help_panel=GRID)
     ] = None,
+    advantages: Annotated[
+        str | None, Option(help="The same axis by full names: none,loo,length-weighted.", rich_help_panel=GRID)
+    ] = None,
     seeds: Annotated[
         str | None, Option(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.", rich_help_panel=GRID)
     ] = None,
@@ -195,7 +198,7 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
 
 
 def resume_command(folder: Path, fresh: bool, *more: str) -> str:
-    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
+    """The command that goes on in this folder: the one that was typed, without --fresh, which would begin anew."""
     words = typed_command(("--fresh", "--detach"), ("--out",) if fresh else ())
     if fresh:
         words += ["--out", str(folder)]

@@ -64,7 +64,7 @@ def identify_loss(loss: Callable[..., Any], call: Callable[..., Any] | None = No
 
 
 def _not_row_weights(function: Function, weights: Sequence[Weights]) -> str:
-    """Why the gradient is no weight per row times the advantage; empty where it is one."""
+    """Reason why the gradient is no weight per row times the advantage; empty if it is one."""
     if max(w.masked for w in weights) > RTOL:
         return "masked tokens have a gradient"
     if max(w.spread for w in weights) > RTOL:
@@ -107,7 +107,7 @@ def _candidates(windows: Sequence[Window], weights: Sequence[Tensor]) -> Iterato
 
 
 def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundAggregation) -> list[float] | None:
-    """For each window the constant that the aggregation's weights are multiplied by; None where there is none."""
+    """For each window the constant that the aggregation's weights are multiplied by; None if absent."""
     factors = []
     for window, weights_B in zip(windows, weights, strict=True):
         ratio_B = weights_B / _registry_weights(window, bound)
@@ -121,7 +121,10 @@ def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundA
 def _registry_weights(
     window: Window, bound: BoundAggregation, horizon: float = HORIZON, micro_ids: Tensor | None = None
 ) -> Tensor:
-    weights_B = window_weights(bound, window.lengths_B, window.groups_B, horizon=horizon, micro_ids_N=micro_ids)
+    weights_B = window_weights(
+        bound, window.lengths_B, window.groups_B, horizon=horizon, micro_ids_N=micro_ids,
+        advantages_N=window.advantages_B,
+    )  # fmt: skip
     return torch.from_numpy(weights_B)
 
 
@@ -176,7 +179,7 @@ def _nearest(windows: Sequence[Window], weights: Sequence[Tensor]) -> tuple[str,
 
 
 def _scope(function: Function, factor: str) -> Iterator[str]:
-    """What happens to the weights where a step is cut into micro-batches, dealt to ranks, or ends early."""
+    """Notes on the weights when a step is cut into micro-batches, dealt to ranks, or ends early."""
 
     def weights(micro_batches: int = 1, processes: int = 1) -> Tensor:
         return function.weights(make_window(0, 12, micro_batches, processes)).mean

@@ -46,7 +46,7 @@ class Window:
 
     @property
     def divisors(self) -> dict[str, float]:
-        """What a window can be divided by: its rows N, tokens T, prompts P, padded width W, largest and mean length."""
+        """Divisors that a window offers: its rows N, tokens T, prompts P, padded width W, largest and mean length."""
         lengths_B = self.lengths_B
         return {
             "N": float(len(lengths_B)), "T": float(lengths_B.sum()), "P": float(len(self.groups_B.unique())),

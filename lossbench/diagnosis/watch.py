@@ -30,7 +30,7 @@ _OF_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_met
 
 @dataclass
 class Options:
-    """How completions are read: settings of the run, and the verdict on a completion."""
+    """Settings for reading completions: those of the run, and the verdict on a completion."""
 
     num_generations: int | None = None
     cap: int | None = None
@@ -273,7 +273,7 @@ def _number(value: Any) -> float | None:
 
 
 def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
-    """The weighted sum of the rewards that exist, as TRL adds them; None where there is none."""
+    """The weighted sum of the rewards that exist, as TRL adds them; None if absent."""
     there = [weight * reward for weight, reward in pairs if reward is not None]
     return sum(there) if there else None
 

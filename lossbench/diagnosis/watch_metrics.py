@@ -33,7 +33,7 @@ def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[t
 def length_metrics(
     rows: Sequence[Rollout], figures: Mapping[str, Any], mode: Mode | None, group_size: int | None
 ) -> dict[str, float]:
-    """What goes to the trainer's loggers for one generation; figures that it lacks are left out.
+    """Metrics of one generation for the trainer's loggers; figures that it lacks are left out.
 
     Pushes are over the groups that are whole on this process, of the run's own mode and of `COMPARED`.
     """

@@ -20,7 +20,7 @@ from lossbench.store.schema import TABLES
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
-_AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "seed")
+_AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "advantage_name", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")
@@ -28,7 +28,7 @@ _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*
 
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: field -> the log's column.
+    """The caller's statements about the log. `columns` is `--map`: field -> the log's column.
 
     `modes`: by a run's name, or the mode that the log gives it, its mode (or `MODE-s<seed>`; empty: left out). `runs`:
     names of the runs to read, all where empty. `top` is the path that was named. `used` collects those fields of

@@ -67,7 +67,7 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 
 def config_beside(source: Path) -> tuple[str, int | None, Path] | None:
-    """(mode, seed, file) of a configuration in the folder of a log, or the one above it; None where there is none."""
+    """(mode, seed, file) of a configuration in the folder of a log, or the one above it; None if absent."""
     folders = [source] if source.is_dir() else []
     for folder in [*folders, source.parent]:
         for file in (folder / name for name in CONFIGS):

@@ -33,12 +33,7 @@ def write_run(
     run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Write one run below `scratch`: its row of sweep.json, and its run.json; None where nothing of it can be read."""
-    axes = {
-        "mode": mode.name,
-        "loss_type": mode.loss_type,
-        "agg_mode": mode.agg_mode,
-        "scale_rewards": mode.scale_rewards,
-    }
+    axes = mode.labels
     folder = scratch / run_id
     folder.mkdir()
     constant = {"run_id": run_id, **axes, "seed": run.seed}
@@ -76,7 +71,7 @@ def write_run(
 
 
 def first_place(damage: Damage) -> str:
-    """Where the first damage is, as the end of a message."""
+    """Place of the first damage, as the end of a message."""
     return f": {damage.examples[0]}" if damage.examples else ""
 
 
@@ -137,7 +132,7 @@ def _rewards_differ(logged: Mapping[int, float], summed: list[dict[str, Any]]) -
     apart = [s for s in sorted(means) if s in logged and not isclose(means[s], logged[s], rel_tol=1e-3, abs_tol=1e-3)]
     if not apart:
         return []
-    example = f"{means[apart[0]]:.4g} against {logged[apart[0]]:.4g} at step {apart[0]}"
+    example = f"{means[apart[0]]:.4g} vs {logged[apart[0]]:.4g} at step {apart[0]}"
     return [
         f"mean reward of the completions is not the logged reward at {len(apart)} of {len(means)} steps ({example}): "
         "weights that the log does not hold, completions that it left out, or another column (--map reward=COLUMN)"

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lossbench.loss.modes import Mode
     from lossbench.metrics.step_sums import Columns
 
@@ -84,33 +82,40 @@ def _of_mode(kept: "Columns", at_R: np.ndarray, score_R: np.ndarray, wA_R: np.nd
 
 def _weighted_advantages(kept: "Columns", at_R: np.ndarray, modes: "Sequence[Mode]") -> list[np.ndarray]:
     """w_i A_i (R) of each mode, up to a factor per step; axes that several modes share are computed once."""
-    import torch
-
-    from lossbench.loss.advantages import advantages
+    from lossbench.loss.advantages import advantages, parse_advantage
 
     # Groups are numbered within a step, so their numbers are made unique over the run.
-    groups_R = torch.from_numpy(at_R * (1 + int(kept["group"].max(initial=0))) + kept["group"].astype(np.int64))
-    lengths_R, rewards_R = torch.from_numpy(kept["length_tokens"]), torch.from_numpy(kept["reward"])
-    weights: dict[str, np.ndarray] = {}
+    groups_R = at_R * (1 + int(kept["group"].max(initial=0))) + kept["group"].astype(np.int64)
+    lengths_R, rewards_R = kept["length_tokens"], kept["reward"]
+    order = np.argsort(at_R, kind="stable")
+    steps = np.split(order, np.flatnonzero(np.diff(at_R[order])) + 1)
+    weights: dict[tuple[str, str], np.ndarray] = {}
     centred: dict[str, np.ndarray] = {}
     found = []
     for mode in modes:
         if mode.aggregation.entry.depends_on_split:
             found.append(np.full(len(at_R), np.nan))
             continue
-        if mode.agg_mode not in weights:
-            weights[mode.agg_mode] = window_weights_of(mode, lengths_R, groups_R)
-        if mode.scale_rewards not in centred:
-            centred[mode.scale_rewards] = advantages(rewards_R, groups_R, mode.scale_rewards).numpy()
-        found.append(weights[mode.agg_mode] * centred[mode.scale_rewards])
+        if mode.advantage not in centred:
+            centred[mode.advantage] = np.empty(len(at_R))
+            wide = any(part.batch_wide for part in parse_advantage(mode.advantage).parts)
+            for rows in steps if wide else [slice(None)]:
+                found_r = advantages(rewards_R[rows], groups_R[rows], mode.advantage, lengths_R[rows])
+                centred[mode.advantage][rows] = found_r
+        key = (mode.agg_mode, mode.advantage if mode.aggregation.entry.needs_advantages else "")
+        if key not in weights:
+            weights[key] = window_weights_of(mode, lengths_R, groups_R, centred[mode.advantage])
+        found.append(weights[key] * centred[mode.advantage])
     return found
 
 
-def window_weights_of(mode: "Mode", lengths_R: "Tensor", groups_R: "Tensor") -> np.ndarray:
+def window_weights_of(
+    mode: "Mode", lengths_R: np.ndarray, groups_R: np.ndarray, advantages_R: np.ndarray | None = None
+) -> np.ndarray:
     """The mode's row weights (R), up to a factor: of many steps at once where no group number stands in two steps."""
     from lossbench.loss.window import window_weights
 
-    return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON)
+    return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON, advantages_N=advantages_R)
 
 
 def separation(hazard: "Columns", pushed: "Columns") -> float:

@@ -1,4 +1,4 @@
-"""What each aggregation does to a completion's weight as its length changes: curves, elasticity, exact checks.
+"""A completion's weight as its length changes, by aggregation: curves, elasticity, exact checks.
 
 K1, K2 and K3 are mechanism figures that need no training: the elasticity of a token's weight in its row's length, the
 Jensen gap of a length distribution, and the sign-length imbalance of a weighted batch.
@@ -32,10 +32,12 @@ def weight_curve(agg_mode: str, lengths: Sequence[int], horizon: float, group_si
     """The weight w_i of each row in a window made of `lengths`; groups are consecutive runs of `group_size` rows.
 
     `horizon` is the constant of the sum-norm modes, in tokens. The default is one group and one micro-batch for all.
+    Weights that look at advantages are those of completions with positive ones.
     """
     lengths_N = np.asarray(lengths, dtype=np.int64)
     groups_N = np.arange(len(lengths_N)) // (group_size or max(1, len(lengths_N)))
-    weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=horizon)
+    apart_N = np.arange(1, len(lengths_N) + 1)
+    weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=horizon, advantages_N=apart_N)
     order = np.argsort(lengths_N, kind="stable")
     mean = float((weights_N * lengths_N).sum() / lengths_N.sum()) if lengths_N.sum() else float("nan")
     return WeightCurve(agg_mode, lengths_N[order], weights_N[order], weights_N[order] / mean)
@@ -100,14 +102,14 @@ def _token_mean_of_one_row() -> ExactCheck:
         np.array([window_weights(mode, length, group, horizon=_HORIZON)[0] for length, group in one])
         for mode in ("token-mean", "seq-mean-token-mean")
     )
-    return _equal("token-mean over one row against seq-mean-token-mean", token, seq)
+    return _equal("token-mean over one row vs seq-mean-token-mean", token, seq)
 
 
 def _micro_token_mean_of_one_row_each() -> ExactCheck:
     rows = np.arange(len(_LENGTHS_N))
     micro = window_weights("micro-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON, micro_ids_N=rows)
     seq = window_weights("seq-mean-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON)
-    return _equal("micro-token-mean with one row per micro-batch against seq-mean-token-mean", micro, seq)
+    return _equal("micro-token-mean with one row per micro-batch vs seq-mean-token-mean", micro, seq)
 
 
 def _weight_elasticity() -> ExactCheck:
@@ -115,7 +117,8 @@ def _weight_elasticity() -> ExactCheck:
     wrong = [name for name, value in _STATED.items() if parse_aggregation(name).exponent - 1 != value]
     for entry in AGGREGATIONS.values():
         for bound in _instances(entry.name):
-            weights_N = window_weights(bound, _LENGTHS_N, np.zeros_like(_LENGTHS_N), horizon=_HORIZON)
+            one_group_N, apart_N = np.zeros_like(_LENGTHS_N), np.arange(1, len(_LENGTHS_N) + 1)
+            weights_N = window_weights(bound, _LENGTHS_N, one_group_N, horizon=_HORIZON, advantages_N=apart_N)
             slope = elasticity(_LENGTHS_N, weights_N)
             if abs(slope - (bound.exponent - 1)) > _TOLERANCE:
                 wrong.append(f"{bound.name}: {slope:+.3g} instead of {bound.exponent - 1:+.3g}")

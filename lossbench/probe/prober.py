@@ -36,7 +36,7 @@ MOMENT_FLOOR = 0.01
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe does; the defaults are the ones that its figures are stated for.
+    """Settings of a probe; the defaults are the ones that its figures are stated for.
 
     `params` are "head" (`lossbench.probe.head_engine`), "all" trainable parameters, or parts of names
     (`select_parameters`); without them all.
@@ -153,7 +153,7 @@ class Prober:
 
 def centred_rewards(batch: ProbeBatch) -> torch.Tensor:
     """Reward minus the group's mean, float64 (B)."""
-    return advantages(torch.tensor(batch.reward, dtype=torch.float64), torch.tensor(batch.group), "none")
+    return torch.from_numpy(advantages(batch.reward, batch.group, "none"))
 
 
 def length_coefficients(batch: ProbeBatch) -> dict[str, torch.Tensor | None]:

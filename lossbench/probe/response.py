@@ -1,4 +1,4 @@
-"""How wrong answers respond: a mode's drift in two parts, the share of its push that is cancelled, response curves.
+"""Response of wrong answers: a mode's drift in two parts, the share of its push that is cancelled, response curves.
 
 The projections of completions on the direction in which wrong answers grow rise with their lengths, among wrong and
 among right answers alike. So weights that fall with length push the wrong answers longer (D_w), and, rewarding the
@@ -218,7 +218,7 @@ def _products(probe: Projections, number: int, metric: str) -> tuple[float, floa
 
 
 def sentence(drifts: Sequence[Drift], parts: Sequence[Parts]) -> str:
-    """What the modes would do to wrong answers, in one sentence: drifts at equal mean weight, first metric."""
+    """Effect of the modes on wrong answers in one sentence: drifts at equal mean weight, first metric."""
     of = {(row.mode, row.metric): row for row in parts}
     rows = [row for row in drifts if (row.direction, row.match) == ("incorrect", "row-weight")]
     rows = [row for row in rows if row.metric == rows[0].metric]
@@ -245,7 +245,7 @@ def sentence(drifts: Sequence[Drift], parts: Sequence[Parts]) -> str:
 
 
 def _way(row: Drift, part: Parts, largest: float) -> str:
-    """Which way a mode moves wrong answers, as far as its intervals tell."""
+    """Direction in which a mode moves wrong answers, as far as its intervals tell."""
     if row.drift is None or (row.drift == 0 and "by construction" not in row.note):
         return "cannot be probed"
     if row.drift == 0:

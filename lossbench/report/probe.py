@@ -144,7 +144,7 @@ def _interval(style: NumberStyle, low: float | None, high: float | None) -> str:
 
 
 def _company_table(probe: "FrozenProbe", metric: str) -> Table:
-    """What belongs beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
+    """Figures that belong beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
     incorrect = {
         (row.mode, row.match): row for row in probe.drifts if (row.direction, row.metric) == ("incorrect", metric)
     }

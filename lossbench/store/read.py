@@ -1,4 +1,4 @@
-"""Reads a sweep's folder back: finished tables, or the parts of runs that are still going.
+"""A sweep's folder as data: finished tables, or the parts of runs that are still going.
 
 A damaged file is named in `Sweep.problems` and passed over; nothing else is silently left out.
 """
@@ -58,7 +58,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def newest_sweep(root: Path) -> Path:
-    """The sweep folder below `root` that changed last. Raises UsageError where there is none."""
+    """The sweep folder below `root` that changed last. Raises UsageError if none exists."""
     sweeps = [path.parent for path in root.glob(f"*/{SWEEP_FILE}")]
     if not sweeps:
         raise UsageError(f"no sweep below '{root}': run `lossbench sweep` first, or name its folder")
@@ -240,7 +240,8 @@ class Sweep:
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:
-            table = pq.read_table(path, columns=columns, filters=rows)
+            there = None if columns is None else [c for c in columns if c in pq.read_schema(path).names]
+            table = pq.read_table(path, columns=there, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
         except (pa.ArrowException, OSError, KeyError) as error:
             self._problem(f"{path}: damaged, passed over ({one_line(error)})")

@@ -1,14 +1,14 @@
 """The one place that says which columns lossbench's parquet files have, in which type and unit.
 
 `schema_for` turns a table below into a `pyarrow.Schema`. Writers cast to it and readers rely on it: a column that was
-null for a whole run is still a column of numbers. A null means "there is no such thing here", never zero.
+null for a whole run is still a column of numbers. Null means not applicable or not known, never zero.
 """
 
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ _RUN = [
     _category("mode", "preset name where the triple has one, else the full triple"),
     _category("loss_type", "surrogate: per-token loss"),
     _category("agg_mode", "aggregation: row weights (verl's names)"),
-    _category("scale_rewards", "advantage scale: group, batch or none (TRL's names)"),
+    _category("scale_rewards", "standard deviation that divides the advantage: group, batch or none (TRL's names)"),
+    _category("advantage_name", "advantage: centre, scale and whitening, as in the mode's name (since schema 2)"),
     _integer("seed", "seed of the run; equal seeds are paired across modes"),
 ]
 
@@ -55,7 +56,7 @@ _COMPLETION = [
     _integer("length_tokens", "tokens of the completion, EOS included"),
     _flag("terminated", "an EOS was produced, whatever the length"),
     _real("reward", "reward given to the trainer"),
-    _flag("correct", "the verifier's word on the answer, whatever the ending"),
+    _flag("correct", "whether the verifier accepted the answer, even if it was cut off"),
 ]
 
 _TEXT = [

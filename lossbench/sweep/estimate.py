@@ -4,11 +4,9 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from lossbench.errors import UsageError
-from lossbench.policies.fits import model_config
-from lossbench.policies.hub import first_use, resolve
+from lossbench.policies.hub import first_use, load_config, resolve
 from lossbench.policies.load import is_built_in
 from lossbench.policies.warmstart import cache_dir
 from lossbench.processes import cores
@@ -92,7 +90,7 @@ def _size(policy: str) -> tuple[float, int] | None:
         return _BUILT_IN_PARAMETERS, _BUILT_IN_VOCABULARY
     if first_use(policy):
         return None
-    config: dict[str, Any] = model_config(policy)
-    half = (config.get("dtype") or config.get("torch_dtype")) in ("bfloat16", "float16")
+    config = load_config(policy)
+    half = str(getattr(config, "dtype", None)).rpartition(".")[2] in ("bfloat16", "float16")
     held = sum(path.stat().st_size for path in resolve(policy).folder.glob("*.safetensors"))
-    return held / (2 if half else 4), int(config.get("vocab_size") or 0)
+    return held / (2 if half else 4), int(getattr(config.get_text_config(), "vocab_size", 0))

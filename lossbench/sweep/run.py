@@ -41,7 +41,7 @@ from lossbench.training.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run a plan, apart from what it says; named after the options of `lossbench sweep`."""
+    """Options of running a plan; named after the options of `lossbench sweep`."""
 
     jobs: int | None = None
     executor: str = "local"
@@ -98,7 +98,7 @@ def plan_recipe(
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """What a scheduler sends before it kills ends a sweep as Ctrl-C does: with KeyboardInterrupt."""
+    """End a sweep on SIGTERM, which schedulers send before they kill, as on Ctrl-C: with KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -133,9 +133,8 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
-        if caution:
-            watch.note(caution)
+    for caution in dict.fromkeys(text for spec in planned.runs for text in spec.cautions()):
+        watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)

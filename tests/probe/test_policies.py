@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_an_adapter_is_probed_by_it(trained, task, tmp_path
     with pytest.raises(UsageError, match="is an adapter already: leave --lora out"):
         load_pretrained(str(folder), lora={"r": 2})
     config = json.loads((folder / "adapter_config.json").read_text())
-    for base, message in (("/nowhere/base", "base cannot be had.*no such folder"), (None, "does not name the base")):
+    for base, message in (("/nowhere/base", "base is not available.*no such folder"), (None, "does not name the base")):
         (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": base}))
         with pytest.raises(UsageError, match=message) as caught:
             load_pretrained(str(folder))

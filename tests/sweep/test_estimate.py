@@ -1,6 +1,4 @@
-"""What a plan costs, and what can be known of a model before its weights are loaded."""
-
-import json
+"""What a plan costs, and prompts and data sets that cannot be used."""
 
 import pytest
 from support.sweeps import quick_recipe
@@ -8,8 +6,6 @@ from typer.testing import CliRunner
 
 from lossbench.cli import app
 from lossbench.errors import UsageError
-from lossbench.policies.fits import check_fits
-from lossbench.policies.tiny import make_tokenizer
 from lossbench.store.write import write_table
 from lossbench.sweep.estimate import cost_line, remember_timings
 from lossbench.sweep.plan import plan
@@ -42,28 +38,6 @@ def test_measured_steps_replace_the_estimate(tmp_path, monkeypatch):
         assert line.startswith(f"about {minutes} minutes at {jobs} runs at once, 0.048 million tokens"), line
         assert "from steps measured on this machine" in line
     assert "estimate" in str(cost_line(plan(quick_recipe(max_completion_length=9)), 1, "cpu"))  # other steps
-
-
-def model_folder(path, **config):
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(config))
-    return str(path)
-
-
-def test_positions_vocabulary_and_cache_are_checked_without_weights(tmp_path):
-    tokenizer, said = make_tokenizer(), []
-    table = model_folder(tmp_path / "table", vocab_size=100, model_type="gpt2", n_positions=10)
-    check_fits(table, tokenizer, ["1+1=", "1+2="], 6, said.append)  # 4 + 6 positions, of 10
-    with pytest.raises(UsageError, match=r"4 tokens of the longest prompt and 7 of .* exceed its 10 positions"):
-        check_fits(table, tokenizer, ["1=", "1+1="], 7, said.append)
-    rope = model_folder(tmp_path / "rope", vocab_size=100, max_position_embeddings=10, rope_theta=10000.0)
-    assert said == []
-    check_fits(rope, tokenizer, ["1+1="], 7, said.append)
-    assert len(said) == 1 and "beyond the 10 positions" in said[0]
-    with pytest.raises(UsageError, match="its embedding 5"):
-        check_fits(model_folder(tmp_path / "small", vocab_size=5), tokenizer, [], 7, said.append)
-    with pytest.raises(UsageError, match="no key-value cache"):
-        check_fits(model_folder(tmp_path / "old", model_type="openai-gpt"), tokenizer, [], 7, said.append)
 
 
 @pytest.mark.parametrize(("text", "words"), [(" ", "is empty"), ("a\\ud800", "half a surrogate pair")])

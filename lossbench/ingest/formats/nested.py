@@ -22,7 +22,7 @@ Curve = tuple[str, Mapping[str, Any], list[Mapping[str, Any]]]
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` such a file."""
+    """Name of the file that makes `path` such a file."""
     if not path.is_file() or path.suffix not in (".json", ".ipynb"):
         return None
     content = json_object(path, Damage())

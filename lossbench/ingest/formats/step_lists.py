@@ -23,7 +23,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` such a file."""
+    """Name of the file that makes `path` such a file."""
     if not path.is_file() or not is_lines(path):
         return None
     some = [record for _, record in islice(records(path, Damage()), 3)]

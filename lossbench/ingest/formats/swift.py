@@ -32,7 +32,7 @@ _PROGRESS = ("global_step/max_steps", "iteration")
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` the output folder (or one of the log files) of ms-swift."""
+    """Name of the file that makes `path` the output folder (or one of the log files) of ms-swift."""
     if path.is_file():
         return path.name if path.name in (COMPLETIONS, LOGGING) else None
     return next((name for name in (COMPLETIONS, LOGGING) if (path / name).is_file()), None)

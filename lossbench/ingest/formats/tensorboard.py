@@ -11,7 +11,7 @@ _MARK = b"brain.Event:"  # the version that the first record of an event file na
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` a folder of event files, or one of them."""
+    """Name of the file that makes `path` a folder of event files, or one of them."""
     files = _files(path)
     return files[0].name if files else None
 

@@ -35,7 +35,7 @@ STATE_FILE = "trainer_state.json"
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` the output folder (or a completions file) of TRL's trainer."""
+    """Name of the file that makes `path` the output folder (or a completions file) of TRL's trainer."""
     if path.is_file():
         return path.name if _COMPLETIONS.fullmatch(path.name) or _is_state(path) else None
     completions = _completion_files(path)

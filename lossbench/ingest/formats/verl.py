@@ -35,7 +35,7 @@ _WITHOUT_SESSION = r"regexp_replace({}, '_\d+_\d+$', '')"
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
+    """Name of the file that makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
     if path.is_file():
         return path.name if path.suffix == ".jsonl" and (_is_dump(path) or _is_metrics(path)) else None
     dump = next((file for file in _dumps(path) if _is_dump(file)), None)

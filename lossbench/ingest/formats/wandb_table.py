@@ -20,7 +20,7 @@ _OURS = {"input": "prompt", "output": "completion", "score": "reward"}
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` a folder of such tables, or one of them."""
+    """Name of the file that makes `path` a folder of such tables, or one of them."""
     files = _files(path)
     return files[0].name if files else None
 

@@ -8,7 +8,7 @@ from lossbench.sweep.executors.base import Executor, Resources
 
 
 class Kind(NamedTuple):
-    """What is known of an executor before it is imported."""
+    """Facts about an executor, known before it is imported."""
 
     here: bool = False  # whether its runs are made on this machine
     options: tuple[str, ...] = ()  # fields of `Resources` that it alone takes
@@ -18,7 +18,7 @@ EXECUTORS = {"local": Kind(here=True), "ray": Kind(options=("address",)), "slurm
 
 
 def kind_of(name: str) -> Kind:
-    """The executor called `name`. Raises UsageError where there is none."""
+    """The executor called `name`. Raises UsageError if none exists."""
     if name not in EXECUTORS:
         raise UsageError(unknown("executor", name, EXECUTORS))
     return EXECUTORS[name]

@@ -1,4 +1,4 @@
-"""What a Slurm job does on its node: one run in its folder, again after each requeue until the run is over."""
+"""The task of a Slurm job on its node: one run in its folder, again after each requeue until the run is over."""
 
 import signal
 import time
