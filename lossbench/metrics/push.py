@@ -16,40 +16,46 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lossbench.loss.modes import Mode
     from lossbench.metrics.step_sums import Columns
 
 BRANCHES = {"incorrect": 0.0, "correct": 1.0}
 """Branch → its value of `correct`."""
 
-_ANY_HORIZON = 1.0  # a factor of all rows
 
-
-def hazards(rows: "Columns", forced_tokens: int = 0) -> "Columns":
-    """Stopping hazard per free token of each branch, by step: `step`, `hazard_incorrect`, `hazard_correct`.
+def stops(rows: "Columns", forced_tokens: int = 0) -> "Columns":
+    """Endings and free tokens of each branch, by step: `step`, `ended_<branch>`, `free_<branch>`.
 
     `rows`: `step`, `length_tokens`, `terminated`, `correct` of completions, NaN where unknown; rows that lack one of
-    them count nowhere. `forced_tokens`: tokens that the task dictates. NaN where a branch has no free token.
+    them count nowhere. `forced_tokens`: tokens that the task dictates.
     """
     step_S, at_R = np.unique(rows["step"], return_inverse=True)
     free_R = np.maximum(rows["length_tokens"] - forced_tokens, 0.0)
     found: Columns = {"step": step_S}
     for branch, value in BRANCHES.items():
         there_R = (rows["correct"] == value) & ~np.isnan(free_R) & ~np.isnan(rows["terminated"])
-        ended_S = np.bincount(at_R[there_R], rows["terminated"][there_R], len(step_S))
-        free_S = np.bincount(at_R[there_R], free_R[there_R], len(step_S))
-        found[f"hazard_{branch}"] = _ratio(ended_S, free_S)
+        found[f"ended_{branch}"] = np.bincount(at_R[there_R], rows["terminated"][there_R], len(step_S))
+        found[f"free_{branch}"] = np.bincount(at_R[there_R], free_R[there_R], len(step_S))
     return found
+
+
+def hazards(rows: "Columns", forced_tokens: int = 0) -> "Columns":
+    """Stopping hazard per free token of each branch, by step: `step`, `hazard_incorrect`, `hazard_correct`.
+
+    `rows` as for `stops`. NaN where a branch has no free token.
+    """
+    found = stops(rows, forced_tokens)
+    rates = {f"hazard_{branch}": _ratio(found[f"ended_{branch}"], found[f"free_{branch}"]) for branch in BRANCHES}
+    return {"step": found["step"], **rates}
 
 
 def pushes(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int = 0) -> "dict[str, Columns]":
     """The pushes of each mode, by step, as if it had trained on these rows.
 
-    Returns, by mode name, `step`, `push_incorrect` and `push_correct` (U), `added_incorrect` and `added_correct` (V).
-    `rows` has the columns of `hazards`, `group` (one number is one group within a step), `reward`, and `in_loss` where
-    rows may be masked out of the loss. NaN where nothing has a weight; modes that depend on micro-batches, which no
+    Returns, by mode name, `step` and, for each branch, `push_<branch>` (U), `added_<branch>` (V) and `share_<branch>`,
+    its part of the sum of w |A| (V = share U). `rows` has the columns of `hazards`, `group` (one number is one group
+    within a step), `reward`, and where there are such, `generation`, whose groups advantages are relative to, and
+    `in_loss`, 0 for rows that are masked out of the loss. NaN where nothing has a weight; modes that depend on micro-batches, which no
     table records, are NaN throughout.
     """
     hazard = hazards(rows, forced_tokens)
@@ -61,56 +67,67 @@ def pushes(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int = 0) -> 
         expected_R = hazard[f"hazard_{branch}"][at_R] * free_R
         score_R = np.where(mine_R, rows["terminated"] - expected_R, score_R)
     known_R = ~np.isnan(score_R) & ~np.isnan(rows["reward"]) & ~np.isnan(rows["group"])
-    known_R &= rows["in_loss"].astype(bool) if "in_loss" in rows else True
     kept = {name: values[known_R] for name, values in rows.items()}
     at_R, score_R = at_R[known_R], score_R[known_R]
-    return {
-        mode.name: _of_mode(kept, at_R, score_R, weighted_R, step_S)
-        for mode, weighted_R in zip(modes, _weighted_advantages(kept, at_R, modes), strict=True)
-    }
+    weighted = _weighted_advantages(kept, at_R, modes)
+    by_array = {id(wA_R): _of_mode(kept, at_R, score_R, wA_R, step_S) for wA_R in weighted}
+    return {mode.name: by_array[id(wA_R)] for mode, wA_R in zip(modes, weighted, strict=True)}
 
 
 def _of_mode(kept: "Columns", at_R: np.ndarray, score_R: np.ndarray, wA_R: np.ndarray, step_S: np.ndarray) -> "Columns":
-    """U and V of one mode, whose weights times advantages are `wA_R`."""
-    all_S = np.bincount(at_R, np.abs(wA_R), len(step_S))
+    """U, V and shares of one mode, whose weights times advantages are `wA_R`."""
+    size_R = np.abs(wA_R)
+    all_S = np.bincount(at_R, size_R, len(step_S))
     found: Columns = {"step": step_S}
     for branch, value in BRANCHES.items():
         inside_R = kept["correct"] == value
-        push_S = np.bincount(at_R[inside_R], (wA_R * score_R)[inside_R], len(step_S))
-        own_S = np.bincount(at_R[inside_R], np.abs(wA_R)[inside_R], len(step_S))
+        push_S = np.bincount(at_R, np.where(inside_R, wA_R * score_R, 0.0), len(step_S))
+        own_S = np.bincount(at_R, np.where(inside_R, size_R, 0.0), len(step_S))
         found[f"push_{branch}"], found[f"added_{branch}"] = _ratio(push_S, own_S), _ratio(push_S, all_S)
+        found[f"share_{branch}"] = _ratio(own_S, all_S)
     return found
 
 
 def _weighted_advantages(kept: "Columns", at_R: np.ndarray, modes: "Sequence[Mode]") -> list[np.ndarray]:
-    """w_i A_i (R) of each mode, up to a factor per step; axes that several modes share are computed once."""
-    import torch
+    """w_i A_i (R) of each mode, up to a factor per step; modes that differ by such a factor alone share one array."""
+    from lossbench.loss.advantages import group_advantages
 
-    from lossbench.loss.advantages import advantages
-
-    # Groups are numbered within a step, so their numbers are made unique over the run.
-    groups_R = torch.from_numpy(at_R * (1 + int(kept["group"].max(initial=0))) + kept["group"].astype(np.int64))
-    lengths_R, rewards_R = torch.from_numpy(kept["length_tokens"]), torch.from_numpy(kept["reward"])
-    weights: dict[str, np.ndarray] = {}
+    # Groups are numbered within a step or generation, so their numbers are made unique over the run.
+    count = 1 + int(kept["group"].max(initial=0))
+    groups_R = at_R * count + kept["group"].astype(np.int64)
+    generation_R = kept.get("generation", np.full(len(at_R), np.nan))
+    drawn_R = groups_R if np.isnan(generation_R).any() else generation_R * count + kept["group"]
+    in_loss_R = np.nan_to_num(kept["in_loss"], nan=1.0) != 0 if "in_loss" in kept else True
     centred: dict[str, np.ndarray] = {}
+    products: dict[tuple, np.ndarray] = {}
     found = []
     for mode in modes:
-        if mode.aggregation.entry.depends_on_split:
-            found.append(np.full(len(at_R), np.nan))
-            continue
-        if mode.agg_mode not in weights:
-            weights[mode.agg_mode] = window_weights_of(mode, lengths_R, groups_R)
-        if mode.scale_rewards not in centred:
-            centred[mode.scale_rewards] = advantages(rewards_R, groups_R, mode.scale_rewards).numpy()
-        found.append(weights[mode.agg_mode] * centred[mode.scale_rewards])
+        bound, scale = mode.aggregation, mode.scale_rewards
+        key = (bound.entry.row_term, bound.alpha, bound.entry.depends_on_split, scale)
+        if key not in products:
+            if scale not in centred:
+                centred[scale] = group_advantages(kept["reward"], drawn_R, scale)
+            weights_R = window_weights_of(mode, kept["length_tokens"], groups_R)
+            products[key] = np.where(in_loss_R, weights_R * centred[scale], 0.0)
+        found.append(products[key])
     return found
 
 
-def window_weights_of(mode: "Mode", lengths_R: "Tensor", groups_R: "Tensor") -> np.ndarray:
-    """The mode's row weights (R), up to a factor: of many steps at once where no group number stands in two steps."""
+def window_weights_of(mode: "Mode", lengths_R: np.ndarray, groups_R: np.ndarray) -> np.ndarray:
+    """The mode's row weights (R), up to a factor: of many steps at once where no group number stands in two steps.
+
+    NaN where they depend on micro-batches, which no table records, or leave the range of floats.
+    """
     from lossbench.loss.window import window_weights
 
-    return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON)
+    if mode.aggregation.entry.depends_on_split:
+        return np.full(len(lengths_R), np.nan)
+    try:
+        return window_weights(
+            mode.aggregation, lengths_R, groups_R, horizon=max(1.0, float(np.max(lengths_R, initial=1)))
+        )
+    except ValueError:
+        return np.full(len(lengths_R), np.nan)
 
 
 def separation(hazard: "Columns", pushed: "Columns") -> float:
