@@ -24,7 +24,7 @@ _COLUMNS = ["mode", "triple", "weight", "length_exponent", "equals"]
 
 def modes(
     name: Annotated[
-        str | None, typer.Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards.")
+        str | None, typer.Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/advantage.")
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -84,6 +84,8 @@ def _settings_rows(mode: "Mode") -> list[dict[str, Any]]:
 
 def _page(mode: "Mode") -> str:
     """The explanation of one mode, as plain text."""
+    from lossbench.loss.advantages import parse_advantage
+
     entry, surrogate = mode.aggregation.entry, mode.surrogate
     lines = [
         f"{mode.name} = {mode.triple}",
@@ -91,7 +93,7 @@ def _page(mode: "Mode") -> str:
         "  loss        Σ_i w_i · Σ_t m_it · ℓ_it",
         f"  w_i         {entry.formula}{_alpha_note(mode)}",
         f"  ℓ_it        {surrogate.formula}",
-        f"  A_i         {_ADVANTAGE[mode.scale_rewards]}",
+        f"  A_i         {parse_advantage(mode.advantage).formula}",
         f"  w_i·L_i     ~ L^{_exponent(mode)}",
         "  N rows, P prompts, M micro-batches × ranks, L_i live tokens, T their sum, T_g those of the prompt's group,",
         "  T_m those of the micro-batch, H the constant horizon; all over one optimizer step",
@@ -104,13 +106,6 @@ def _page(mode: "Mode") -> str:
         f"  {surrogate.caveat}",
     ]
     return "\n".join(lines + _elsewhere(mode))
-
-
-_ADVANTAGE = {
-    "group": "(r_i − mean of the group) / (unbiased std of the group + 1e-4)",
-    "batch": "(r_i − mean of the group) / (unbiased std of the batch + 1e-4)",
-    "none": "r_i − mean of the group",
-}
 
 
 def _alpha_note(mode: "Mode") -> str:

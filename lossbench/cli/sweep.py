@@ -38,6 +38,9 @@ def sweep(
     scale_rewards: Annotated[
         str | None, Option(help="An axis of a grid: group, batch, none.", rich_help_panel=GRID)
     ] = None,
+    advantages: Annotated[
+        str | None, Option(help="The same axis by full names: none,loo,length-weighted.", rich_help_panel=GRID)
+    ] = None,
     seeds: Annotated[
         str | None, Option(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.", rich_help_panel=GRID)
     ] = None,

@@ -8,10 +8,12 @@ import typer
 
 from lossbench.cli._shared import Format, FormatOption, print_table, talk
 from lossbench.errors import UsageError
+from lossbench.loss.lazy import np
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lossbench.loss.lazy import Array
     from lossbench.loss.modes import Mode
 
 _DEFAULT_MODES = "grpo,dapo,dr_grpo,grpo@prompt-mean,grpo@length-power:0.5"
@@ -40,8 +42,6 @@ def weights(
 
     Example: lossbench weights --lengths 4,2 --rewards 1,0
     """
-    import torch
-
     from lossbench.loss.modes import parse_modes
 
     try:
@@ -56,19 +56,18 @@ def weights(
             return
         if lengths is None:
             raise UsageError("nothing to weigh: give --lengths 10,100 or --losses '1,1;3'")
-        lengths_N = torch.tensor(_numbers("--lengths", lengths, whole=True))
+        lengths_N = np.array(_numbers("--lengths", lengths, whole=True))
         group_ids_N = _prompt_ids(prompts, len(lengths_N))
         rewards_N = _rewards(rewards, len(lengths_N))
         height = _horizon(horizon, lengths_N)
-        weights_of = {
-            mode.name: _weights(mode, lengths_N, group_ids_N, height, micro_batch_rows, match_scale) for mode in chosen
-        }
-        rows = _rows(chosen, weights_of, lengths_N, rewards_N, group_ids_N)
+        weighed = _weigh(chosen, lengths_N, rewards_N, group_ids_N, height, micro_batch_rows, match_scale)
+        rows = _rows(weighed, lengths_N, rewards_N, group_ids_N)
     except UsageError:
         raise
     except ValueError as error:
         raise UsageError(str(error)) from error
     print_table(rows, None, format)
+    weights_of = {name: weights_N for name, (weights_N, _) in weighed.items()}
     if plot is not None:
         _plot(plot, weights_of, lengths_N)
     elif format == Format.table:
@@ -85,9 +84,7 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
     return values
 
 
-def _rewards(text: str | None, count: int) -> "Tensor | None":
-    import torch
-
+def _rewards(text: str | None, count: int) -> "Array | None":
     if text is None:
         return None
     values = _numbers("--rewards", text)
@@ -95,88 +92,86 @@ def _rewards(text: str | None, count: int) -> "Tensor | None":
         raise UsageError(f"--rewards '{text}': holds what is no finite number; valid: 1,0")
     if len(values) != count:
         raise UsageError(f"--rewards has {len(values)} values for {count} completions; valid: one each")
-    return torch.tensor(values, dtype=torch.float64)
+    return np.array(values)
 
 
-def _prompt_ids(text: str | None, count: int) -> "Tensor":
+def _prompt_ids(text: str | None, count: int) -> "Array":
     """Prompt ids may be any words; equal words are one prompt."""
-    import torch
-
     names = ["0"] * count if text is None else [item.strip() for item in text.split(",")]
     if len(names) != count:
         raise UsageError(f"--prompts has {len(names)} values for {count} completions; valid: one each")
     known = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    return torch.tensor([known[name] for name in names])
+    return np.array([known[name] for name in names])
 
 
-def _horizon(horizon: float | None, lengths_N: "Tensor") -> float:
+def _horizon(horizon: float | None, lengths_N: "Array") -> float:
     return max(float(lengths_N.max()), 1.0) if horizon is None else horizon
 
 
-def _weights(
-    mode: "Mode", lengths_N: "Tensor", group_ids_N: "Tensor", horizon: float, rows: int | None, match_scale: bool
-) -> "Tensor":
-    import torch
-
+def _weigh(
+    modes: list["Mode"],
+    lengths_N: "Array",
+    rewards_N: "Array | None",
+    groups_N: "Array",
+    horizon: float,
+    micro_batch_rows: int | None,
+    match_scale: bool = False,
+) -> dict[str, tuple["Array", "Array | None"]]:
+    """Weights and advantages (N,) of each mode, by its name. Raises UsageError for what a mode cannot do."""
+    from lossbench.loss.advantages import advantages, parse_advantage
     from lossbench.loss.window import window_weights
 
-    if rows is not None and rows < 1:
-        raise UsageError(f"--micro-batch-rows is {rows}; valid: 1 or more")
-    micro_ids_N = None if rows is None else torch.arange(len(lengths_N)) // rows
-    return torch.from_numpy(
-        window_weights(
-            mode.aggregation,
-            lengths_N,
-            group_ids_N,
-            horizon=horizon,
-            micro_ids_N=micro_ids_N,
+    if micro_batch_rows is not None and micro_batch_rows < 1:
+        raise UsageError(f"--micro-batch-rows is {micro_batch_rows}; valid: 1 or more")
+    found: dict[str, tuple[Array, Array | None]] = {}
+    for mode in modes:
+        advantages_N = None
+        if rewards_N is not None:
+            chosen = parse_advantage(mode.advantage)
+            if chosen.centre.needs_others and np.unique(groups_N, return_counts=True)[1].min() < 2:
+                raise UsageError(
+                    f"mode '{mode.name}' compares a completion with the others of its prompt, and a prompt has one "
+                    "alone; valid: two or more completions a prompt, or an advantage such as none, group or batch"
+                )
+            advantages_N = advantages(rewards_N, groups_N, chosen, lengths_N)
+        elif mode.aggregation.entry.needs_advantages:
+            raise UsageError(f"the weights of mode '{mode.name}' depend on advantages: give --rewards 1,0")
+        micro_N = None if micro_batch_rows is None else np.arange(len(lengths_N)) // micro_batch_rows
+        weights_N = window_weights(
+            mode.aggregation, lengths_N, groups_N, horizon=horizon, micro_ids_N=micro_N, advantages_N=advantages_N,
             match_scale=match_scale,
-        )
-    )
+        )  # fmt: skip
+        found[mode.name] = weights_N, advantages_N
+    return found
 
 
 def _rows(
-    modes: list["Mode"],
-    weights_of: dict[str, "Tensor"],
-    lengths_N: "Tensor",
-    rewards_N: "Tensor | None",
-    groups: "Tensor",
+    weighed: dict[str, tuple["Array", "Array | None"]], lengths_N: "Array", rewards_N: "Array | None", groups_N: "Array"
 ) -> list[dict[str, Any]]:
     """One row per mode and completion; elasticity is that of the token weight to length, over the window's rows."""
-    from lossbench.loss.advantages import advantages
-
     rows: list[dict[str, Any]] = []
-    for mode in modes:
-        weights_N = weights_of[mode.name]
+    for name, (weights_N, advantages_N) in weighed.items():
         total = float((weights_N * lengths_N).sum()) or 1.0
-        adv_N = None if rewards_N is None else advantages(rewards_N, groups, mode.scale_rewards)
         elasticity = _elasticity(weights_N, lengths_N)
-        for i, length in enumerate(lengths_N.tolist()):
-            weight = weights_N[i].item()
+        for i, (length, weight) in enumerate(zip(lengths_N.tolist(), weights_N.tolist(), strict=True)):
             row: dict[str, Any] = {
-                "mode": mode.name,
-                "completion": i,
-                "prompt": int(groups[i]),
-                "length_tokens": int(length),
-                "token_weight": weight,
-                "row_weight": weight * length,
-                "share": weight * length / total,
+                "mode": name, "completion": i, "prompt": int(groups_N[i]), "length_tokens": int(length),
+                "token_weight": weight, "row_weight": weight * length, "share": weight * length / total,
                 "elasticity": elasticity,
-            }
-            if rewards_N is not None and adv_N is not None:
-                row |= {
-                    "reward": rewards_N[i].item(),
-                    "advantage": adv_N[i].item(),
-                    "pull_per_token": weight * adv_N[i].item(),
-                }
+            }  # fmt: skip
+            if rewards_N is not None and advantages_N is not None:
+                advantage = float(advantages_N[i])
+                row |= {"reward": float(rewards_N[i]), "advantage": advantage, "pull_per_token": weight * advantage}
             rows.append(row)
     return rows
 
 
-def _elasticity(weights_N: "Tensor", lengths_N: "Tensor") -> float | None:
+def _elasticity(weights_N: "Array", lengths_N: "Array") -> float | None:
     """Least-squares slope of log token weight on log length over the live rows; None where lengths do not differ."""
-    live = lengths_N > 0
-    x, y = lengths_N[live].double().log(), weights_N[live].double().log()
+    live = (lengths_N > 0) & (weights_N > 0)
+    if not live.any():
+        return None
+    x, y = np.log(lengths_N[live]), np.log(weights_N[live])
     x, y = x - x.mean(), y - y.mean()
     spread = float((x * x).sum())
     return round(float((x * y).sum()) / spread, 12) if spread > 0 else None
@@ -208,13 +203,11 @@ def _losses(
         mask_BT = check_mask(values_BT)
     lengths_B = mask_BT.sum(-1)
     height = float(loss_BT.shape[1]) if horizon is None else horizon
-    groups = _prompt_ids(prompts, len(loss_BT))
+    weighed = _weigh(modes, lengths_B.numpy(), None, _prompt_ids(prompts, len(loss_BT)), height, rows)
     return [
         {
             "mode": mode.name,
-            "loss": weighted_loss(
-                loss_BT, mask_BT, _weights(mode, lengths_B, groups, height, rows, match_scale=False)
-            ).item(),
+            "loss": weighted_loss(loss_BT, mask_BT, weighed[mode.name][0]).item(),
             "live_tokens": int(lengths_B.sum()),
         }
         for mode in modes
@@ -231,7 +224,7 @@ def _matrix(option: str, text: str) -> tuple["Tensor", "Tensor"]:
     return pad(rows, batch_first=True), pad(given, batch_first=True)
 
 
-def _bars(weights_of: dict[str, "Tensor"], lengths_N: "Tensor") -> None:
+def _bars(weights_of: dict[str, "Array"], lengths_N: "Array") -> None:
     """Bars of token weight within each mode, for people, beside the data."""
     width = 40
     for name, weights_N in weights_of.items():
@@ -241,7 +234,7 @@ def _bars(weights_of: dict[str, "Tensor"], lengths_N: "Tensor") -> None:
             talk(f"  {int(length):>6} tokens  {'█' * round(width * weight / top)} {weight:.4g}")
 
 
-def _plot(path: Path, weights_of: dict[str, "Tensor"], lengths_N: "Tensor") -> None:
+def _plot(path: Path, weights_of: dict[str, "Array"], lengths_N: "Array") -> None:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -126,7 +126,10 @@ def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundA
 
 
 def _registry_weights(window: Window, bound: BoundAggregation, horizon: float = HORIZON) -> Tensor:
-    return torch.from_numpy(window_weights(bound, window.lengths_B, window.groups_B, horizon=horizon))
+    weights_N = window_weights(
+        bound, window.lengths_B, window.groups_B, horizon=horizon, advantages_N=window.advantages_B
+    )
+    return torch.from_numpy(weights_N)
 
 
 def _scales_with_horizon(window: Window, bound: BoundAggregation) -> bool:
@@ -199,7 +202,9 @@ def _scope(function: Function, found: Mapping[str, Any]) -> Iterator[str]:
         split = [entry.name for entry in AGGREGATIONS.values() if entry.depends_on_split]
         micro_B = torch.arange(12) // 4
         for name in split:
-            weights_B = window_weights(name, cut.lengths_B, cut.groups_B, horizon=HORIZON, micro_ids_N=micro_B)
+            weights_B = window_weights(
+                name, cut.lengths_B, cut.groups_B, horizon=HORIZON, micro_ids_N=micro_B, advantages_N=cut.advantages_B
+            )
             known_B = torch.from_numpy(weights_B)
             if torch.allclose(in_pieces, known_B, rtol=RTOL, atol=0):
                 yield f"over several micro-batches it is {name}: the divisor is the micro-batch's own"

@@ -46,7 +46,7 @@ class WatchFolder:
     def append(self, step: int, table: str, rows: Sequence[dict[str, Any]]) -> None:
         """Write rows of one step, to `rollouts`, `evals` or `steps`; a run that goes on drops what it will redo."""
         writer = self._writer or self._start(step)
-        labels = {"run_id": self.run_id, **_axes(self.mode), "seed": self.seed}
+        labels = {"run_id": self.run_id, **self.mode.labels, "seed": self.seed}
         writer.append(table, step, [{**labels, **row} for row in rows])
         self._state["steps_done"] = max(self._state["steps_done"], step)
 
@@ -71,7 +71,7 @@ class WatchFolder:
         }  # fmt: skip
         steps = self._steps if self._steps and self._steps > 0 else None
         plan["runs"][self.run_id] = {
-            **_axes(self.mode), "arm": self.mode.name, "seed": self.seed, "policy": None, "policy_seed": None,
+            **self.mode.labels, "arm": self.mode.name, "seed": self.seed, "policy": None, "policy_seed": None,
             "steps_planned": steps,
         }  # fmt: skip
         write_json(path, plan)
@@ -83,9 +83,3 @@ class WatchFolder:
             state = {**self._state, "status": "completed" if whole else "interrupted"}
             write_json(self.folder / "runs" / self.run_id / RUN_FILE, state)
         self._held.close()
-
-
-def _axes(mode: Mode) -> dict[str, str]:
-    return {
-        "mode": mode.name, "loss_type": mode.loss_type, "agg_mode": mode.agg_mode, "scale_rewards": mode.scale_rewards,
-    }  # fmt: skip

@@ -19,7 +19,7 @@ from lossbench.store.schema import TABLES
 
 RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
               "value": "value of a long table's metric"}  # fmt: skip
-_AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "seed")
+_AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "advantage_name", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 
 _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*)?")

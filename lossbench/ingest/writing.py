@@ -33,12 +33,7 @@ def write_run(
     run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Write one run below `scratch`: its row of sweep.json, and its run.json; None where nothing of it can be read."""
-    axes = {
-        "mode": mode.name,
-        "loss_type": mode.loss_type,
-        "agg_mode": mode.agg_mode,
-        "scale_rewards": mode.scale_rewards,
-    }
+    axes = mode.labels
     folder = scratch / run_id
     folder.mkdir()
     constant = {"run_id": run_id, **axes, "seed": run.seed}

@@ -23,7 +23,7 @@ class Rows:
     """What a row term may look at: (N,) arrays of one window's rows, or of those that came from one generation.
 
     `lengths_N` live tokens (float64), `groups_N` and `micro_N` name each row's prompt group and micro-batch,
-    `horizon` the constant H in tokens, `alpha` the mode's exponent.
+    `horizon` the constant H in tokens, `alpha` the mode's exponent, `advantages_N` is there where the entry needs it.
     """
 
     lengths_N: Array
@@ -31,6 +31,7 @@ class Rows:
     micro_N: Array
     horizon: float
     alpha: float | None = None
+    advantages_N: Array | None = None
 
     @property
     def exponent(self) -> float:
@@ -42,6 +43,13 @@ class Rows:
     def per_group(self, values_N: Array) -> Array:
         """(N,): for each row, the sum of the values over the rows of its prompt group."""
         return sum_by(values_N, self.groups_N)
+
+    @property
+    def signs_N(self) -> Array:
+        """Signs of the advantages: -1, 0, 1. Raises ValueError where there are none."""
+        if self.advantages_N is None:
+            raise ValueError("these weights look at the advantages, and none are given; valid: one for each row")
+        return np.sign(self.advantages_N)
 
     def per_micro_batch(self, values_N: Array) -> Array:
         """(N,): for each row, the sum of the values over the rows of its micro-batch."""
@@ -59,7 +67,7 @@ class Totals:
     """Sums over one window (all micro-batches, all ranks); additive, so parts of a window can be added up.
 
     `rows` counts empty rows too, `prompts` the prompt groups, `micro_batches` each rank's, `tokens` the live ones.
-    `row_term_sum` adds the row terms (0 for empty rows).
+    `row_term_sum` adds the row terms (0 for empty rows), `weighted_tokens` each times the row's tokens.
     """
 
     horizon: float
@@ -68,6 +76,7 @@ class Totals:
     micro_batches: int = 0
     tokens: float = 0
     row_term_sum: float = 0.0
+    weighted_tokens: float = 0.0
 
     def __add__(self, other: "Totals") -> "Totals":
         """The totals of both parts, which have one horizon."""
@@ -80,7 +89,8 @@ class Aggregation:
     """One aggregation: its row term, the divisor of the window, and what is known about it.
 
     Whatever `row_term` gives an empty row is replaced by 0.
-    `exponent` maps alpha to the length exponent e of the row's whole weight, w_i * L_i ~ L_i^e.
+    `exponent` maps alpha to the length exponent e of the row's whole weight, w_i * L_i ~ L_i^e. `looks_at_groups` marks
+    weights that count a prompt's rows inside the window, so that a group in two windows is counted in each.
     """
 
     name: str
@@ -93,6 +103,8 @@ class Aggregation:
     exponent_note: str = ""
     takes_alpha: bool = False
     depends_on_split: bool = False
+    needs_advantages: bool = False
+    looks_at_groups: bool = False
 
 
 def _ones(rows: Rows) -> Array:
@@ -102,6 +114,24 @@ def _ones(rows: Rows) -> Array:
 def _length_power(rows: Rows) -> Array:
     """(L/H)^(alpha-1) / H, which is L^(alpha-1) / H^alpha without huge intermediate numbers."""
     return (rows.lengths_N / rows.horizon) ** (rows.exponent - 1.0) / rows.horizon
+
+
+def _balanced(rows: Rows) -> Array:
+    """(k_s/G) / sum of L over s, for the rows s of the group with the row's own sign, k_s of its G."""
+    signs_N, found_N = rows.signs_N, np.zeros_like(rows.lengths_N)
+    for sign in (-1.0, 1.0):
+        side_N = (signs_N == sign) * 1.0
+        share_N = rows.per_group(side_N) / rows.per_group(np.ones_like(rows.lengths_N))
+        found_N = np.where(side_N > 0, share_N / rows.per_group(side_N * rows.lengths_N), found_N)
+    return found_N
+
+
+def _live(rows: Rows) -> Array:
+    """1 in groups whose advantages differ, 0 in the others."""
+    ones_N, advantages_N = np.ones_like(rows.lengths_N), rows.signs_N * np.abs(rows.advantages_N)
+    mean_N = rows.per_group(advantages_N) / rows.per_group(ones_N)
+    apart_N = np.abs(advantages_N - mean_N) > 1e-9 * np.abs(advantages_N)
+    return (rows.per_group(apart_N * 1.0) > 0) * 1.0
 
 
 AGGREGATIONS: Registry[Aggregation] = Registry("agg_mode")
@@ -162,6 +192,7 @@ for _entry in (
         exponent_note="inside a group; groups weigh the same",
         source="ScaleRL (arXiv:2510.13786); the equation of the DAPO paper; SkyRL prompt_mean",
         caveat="T_g is the group's tokens inside the window: groups that straddle two windows are normalised in each",
+        looks_at_groups=True,
     ),
     Aggregation(
         name="micro-token-mean",
@@ -194,6 +225,29 @@ for _entry in (
         source="ΔL normalisation (arXiv:2509.07558), with the constant H where the authors' code has the padded width",
         caveat="empty rows are left out of the sum; α = 0 is Dr. GRPO where no row is empty",
         takes_alpha=True,
+    ),
+    Aggregation(
+        name="balanced",
+        row_term=_balanced,
+        divisor=lambda totals: totals.prompts,
+        formula="(k_s/G)/(P·Σ_{j∈s} L_j)",
+        exponent=lambda alpha: 1.0,
+        exponent_note="inside the rows of one sign of a group; where A = 0 the weight is 0",
+        source="Balanced Aggregation (arXiv:2605.04077): s the group's rows with the sign of A_i, k_s of its G rows",
+        caveat="the smaller side of a group is biased by its own lengths, whether or not reward and length go together",
+        needs_advantages=True,
+        looks_at_groups=True,
+    ),
+    Aggregation(
+        name="live-token-mean",
+        row_term=_live,
+        divisor=lambda totals: totals.weighted_tokens,
+        formula="1/T over groups with spread",
+        exponent=lambda alpha: 1.0,
+        source="AGPO (arXiv:2503.15952), dynamic sampling; a closed proposal for TRL",
+        caveat="token-mean times one number per step; rows of groups without spread weigh 0",
+        needs_advantages=True,
+        looks_at_groups=True,
     ),
 ):
     AGGREGATIONS.add(_entry)

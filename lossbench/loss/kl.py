@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lossbench.loss.surrogates import Level, safe_tokens
+from lossbench.loss.token_loss import Level, safe_tokens
 
 
 def kl_BT(

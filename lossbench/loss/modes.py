@@ -1,15 +1,15 @@
-"""Modes: a surrogate, an aggregation and an advantage scale; their names, presets and the one parser."""
+"""Modes: a surrogate, an aggregation and an advantage; their names, presets and the one parser."""
 
 import unicodedata
 
 from pydantic import BaseModel, ConfigDict
 
 from lossbench.errors import unknown
-from lossbench.loss.advantages import SCALES
+from lossbench.loss.advantages import check_scale, parse_advantage
 from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
 from lossbench.loss.surrogates import SURROGATES, Surrogate
 
-# preset -> (loss_type, agg_mode, scale_rewards): the names of TRL and ms-swift, dr_grpo meaning the whole of Dr. GRPO
+# preset -> (loss_type, agg_mode, advantage): the names of TRL and ms-swift, dr_grpo meaning the whole of Dr. GRPO
 PRESETS: dict[str, tuple[str, str, str]] = {
     "grpo": ("grpo", "seq-mean-token-mean", "group"),
     "bnpo": ("grpo", "micro-token-mean", "group"),
@@ -22,11 +22,14 @@ PRESETS: dict[str, tuple[str, str, str]] = {
     "vespo": ("vespo", "token-mean", "group"),
 }
 _PRESET_OF = {triple: name for name, triple in PRESETS.items()}
-_FORMS = "a preset, loss_type@agg_mode or loss_type@agg_mode/scale_rewards"
+_FORMS = "a preset, loss_type@agg_mode or loss_type@agg_mode/advantage"
 
 
 class Mode(BaseModel):
-    """One mode. `name` is the stored one: the preset's where the triple has one, else the full triple."""
+    """One mode. `name` is the stored one: the preset's where the triple has one, else the full triple.
+
+    `scale_rewards` is TRL's part of the advantage, which the name holds whole.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,9 +39,22 @@ class Mode(BaseModel):
     scale_rewards: str
 
     @property
+    def advantage(self) -> str:
+        """Canonical name of the advantage, such as "group" or "loo"."""
+        return self.name.rpartition("/")[2] if "/" in self.name else self.scale_rewards
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The mode's columns in a run's tables."""
+        return {
+            "mode": self.name, "loss_type": self.loss_type, "agg_mode": self.agg_mode,
+            "scale_rewards": self.scale_rewards, "advantage_name": self.advantage,
+        }  # fmt: skip
+
+    @property
     def triple(self) -> str:
-        """The full spelling, `loss_type@agg_mode/scale_rewards`."""
-        return f"{self.loss_type}@{self.agg_mode}/{self.scale_rewards}"
+        """The full spelling, `loss_type@agg_mode/advantage`."""
+        return f"{self.loss_type}@{self.agg_mode}/{self.advantage}"
 
     @property
     def aggregation(self) -> BoundAggregation:
@@ -51,7 +67,7 @@ class Mode(BaseModel):
         return SURROGATES[self.loss_type]
 
 
-def make_mode(loss_type: str, agg_mode: str, scale_rewards: str = "group") -> Mode:
+def make_mode(loss_type: str, agg_mode: str, advantage: str = "group") -> Mode:
     """The mode of a triple, under its stored name. Raises ValueError naming the unknown part and what is valid."""
     if loss_type in PRESETS and loss_type not in SURROGATES:
         surrogate, aggregation, scale = PRESETS[loss_type]
@@ -60,12 +76,10 @@ def make_mode(loss_type: str, agg_mode: str, scale_rewards: str = "group") -> Mo
             f" valid: {', '.join(SURROGATES)}"
         )
     loss_type = SURROGATES[loss_type].name
-    if scale_rewards not in SCALES:
-        raise ValueError(unknown("scale_rewards", scale_rewards, SCALES))
+    chosen = parse_advantage(advantage)
     agg_mode = parse_aggregation(agg_mode).name
-    triple = (loss_type, agg_mode, scale_rewards)
-    name = _PRESET_OF.get(triple, f"{loss_type}@{agg_mode}/{scale_rewards}")
-    return Mode(name=name, loss_type=loss_type, agg_mode=agg_mode, scale_rewards=scale_rewards)
+    name = _PRESET_OF.get((loss_type, agg_mode, chosen.name), f"{loss_type}@{agg_mode}/{chosen.name}")
+    return Mode(name=name, loss_type=loss_type, agg_mode=agg_mode, scale_rewards=chosen.scale_rewards)
 
 
 def parse_mode(text: str) -> Mode:
@@ -82,11 +96,11 @@ def parse_mode(text: str) -> Mode:
             raise ValueError(f"mode '{text}' has no preset: write '{text}@seq-mean-token-mean'")
         if text in AGGREGATIONS or text.partition(":")[0] in AGGREGATIONS:
             raise ValueError(f"mode '{text}' is an agg_mode alone: write 'grpo@{text}'")
-        raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/scale_rewards]")
-    agg_mode, slash, scale = rest.partition("/")
-    if not loss_type or not agg_mode or (slash and not scale):
+        raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/advantage]")
+    agg_mode, slash, advantage = rest.partition("/")
+    if not loss_type or not agg_mode or (slash and not advantage):
         raise ValueError(f"mode '{text}' is incomplete; valid: {_FORMS}")
-    return make_mode(loss_type.strip(), agg_mode.strip(), scale.strip() if slash else "group")
+    return make_mode(loss_type.strip(), agg_mode.strip(), advantage.strip() if slash else "group")
 
 
 def parse_modes(text: str) -> list[Mode]:
@@ -110,32 +124,40 @@ def without_duplicates(modes: list[Mode], spellings: list[str]) -> list[Mode]:
 
 
 def grid_modes(
-    loss_types: list[str] | None, agg_modes: list[str] | None = None, scale_rewards: list[str] | None = None
+    loss_types: list[str] | None,
+    agg_modes: list[str] | None = None,
+    scale_rewards: list[str] | None = None,
+    advantages: list[str] | None = None,
 ) -> list[Mode]:
     """The product of the axes, in the order given, loss type slowest.
 
-    Without `agg_modes` the loss types are presets, whose own scale is replaced where `scale_rewards` is given. With
-    `agg_modes` they are surrogates (default: grpo) and the scale defaults to "group". Raises ValueError for unknown
-    names, a preset where a surrogate is wanted, an empty axis and duplicates.
+    Without `agg_modes` the loss types are presets, whose own advantage is replaced where one is given. With `agg_modes`
+    they are surrogates (default: grpo) and the advantage defaults to "group". `scale_rewards` takes TRL's names alone.
+    Raises ValueError for unknown names, a preset where a surrogate is wanted, an empty axis, duplicates, and where both
+    `scale_rewards` and `advantages` are given.
     """
-    for name, axis in (("loss_types", loss_types), ("agg_modes", agg_modes), ("scale_rewards", scale_rewards)):
+    axes = {"loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards, "advantages": advantages}
+    for name, axis in axes.items():
         if axis is not None and not axis:
             raise ValueError(f"{name} is empty; valid: at least one name")
+    if scale_rewards and advantages:
+        raise ValueError("scale_rewards and advantages name one axis: give one or the other")
+    advantages = advantages or (scale_rewards and [check_scale(name) for name in scale_rewards])
     if agg_modes is None:
         if loss_types is None:
             raise ValueError(f"neither loss_types nor agg_modes is given; valid loss_types: {', '.join(PRESETS)}")
         presets = [parse_mode(name) for name in loss_types]
         modes = [
-            make_mode(mode.loss_type, mode.agg_mode, scale)
+            make_mode(mode.loss_type, mode.agg_mode, advantage)
             for mode in presets
-            for scale in (scale_rewards or [mode.scale_rewards])
+            for advantage in (advantages or [mode.advantage])
         ]
     else:
         modes = [
-            make_mode(loss_type, agg_mode, scale)
+            make_mode(loss_type, agg_mode, advantage)
             for loss_type in (loss_types or ["grpo"])
             for agg_mode in agg_modes
-            for scale in (scale_rewards or ["group"])
+            for advantage in (advantages or ["group"])
         ]
     return without_duplicates(modes, [mode.triple for mode in modes])
 

@@ -67,6 +67,7 @@ class _Window:
     noise_BT: Tensor
     rewards_N: Tensor
     groups_N: Tensor
+    lengths_N: Tensor
     picked_B: Tensor
 
 
@@ -79,13 +80,19 @@ def _sample_window(setup: Setup, index: int) -> _Window:
     lengths_B = torch.randint(1, _WIDTH + 1, (rows,), generator=generator)
     correct_N = (torch.rand(generated, generator=generator) < 0.5).double()
     graded_N = torch.randn(generated, generator=generator, dtype=torch.float64) * index
+    logp_BT = -torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1
+    noise_BT = torch.randn(rows, _WIDTH, generator=generator, dtype=torch.float64) * 0.4
+    picked_B = torch.randperm(generated, generator=generator)[:rows]
+    lengths_N = torch.randint(1, _WIDTH + 1, (generated,), generator=generator)
+    lengths_N[picked_B] = lengths_B
     return _Window(
         mask_BT=torch.arange(_WIDTH) < lengths_B[:, None],
-        logp_BT=-torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1,
-        noise_BT=torch.randn(rows, _WIDTH, generator=generator, dtype=torch.float64) * 0.4,
-        rewards_N=correct_N + graded_N,
+        logp_BT=logp_BT,
+        noise_BT=noise_BT,
+        rewards_N=correct_N + graded_N - (correct_N + graded_N).min(),
         groups_N=torch.arange(generated) // setup.num_generations,
-        picked_B=torch.randperm(generated, generator=generator)[:rows],
+        lengths_N=lengths_N,
+        picked_B=picked_B,
     )
 
 
@@ -93,14 +100,15 @@ def _gradient(mode: Mode, setup: Setup, window: _Window) -> Tensor:
     """Gradient of the window's loss with respect to the log-probabilities, flattened."""
     logp_BT = window.logp_BT.clone().requires_grad_()
     old_BT = window.logp_BT if setup.on_policy else window.logp_BT - window.noise_BT
-    adv_N = advantages(window.rewards_N, window.groups_N, mode.scale_rewards)
-    loss_BT = mode.surrogate.fn(logp_BT, old_BT, adv_N[window.picked_B], window.mask_BT, setup.params)
+    adv_B = advantages(window.rewards_N, window.groups_N, mode.advantage, window.lengths_N)[window.picked_B.numpy()]
+    loss_BT = mode.surrogate.fn(logp_BT, old_BT, torch.from_numpy(adv_B), window.mask_BT, setup.params)
     weights_B = window_weights(
         mode.aggregation,
         window.mask_BT.sum(-1),
         window.groups_N[window.picked_B],
         horizon=setup.horizon,
         micro_ids_N=torch.arange(len(logp_BT)) // setup.rows_per_micro_batch,
+        advantages_N=adv_B,
         match_scale=setup.match_scale,
     )
     weighted_loss(loss_BT, window.mask_BT, weights_B).backward()

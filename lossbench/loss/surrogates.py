@@ -10,30 +10,15 @@ of its own: recipes and `--set` take them from there.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import Field, create_model
 
 from lossbench.loss.lazy import Tensor, torch
-from lossbench.loss.masked_sums import widen
+from lossbench.loss.token_loss import Constants, Level, Surrogate, Tokens
 from lossbench.registry import Registry
 
-Level = Literal["token", "sequence", "sequence_token"]
-
-
-class Constants(BaseModel):
-    """The constants of a surrogate, with defaults, bounds and meaning; TRL's defaults unless a description says more.
-
-    The level of the importance ratio is common to all; vespo and gmpo have one for the correction of the KL term only.
-    `sequence` is one ratio per row, the exponential of its mean log-ratio; `sequence_token` the same value with a
-    gradient per token. Raises pydantic's ValidationError, a ValueError, for values out of bounds.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
-
-    importance_sampling_level: Level = Field(default="token", description="level of the importance ratio")
+__all__ = ["SURROGATES", "Constants", "Level", "Surrogate", "SurrogateParams"]
 
 
 class ClipConstants(Constants):
@@ -74,103 +59,14 @@ class GmpoConstants(Constants):
     gmpo_epsilon: float = Field(0.4, gt=0, description="log-ratios are clipped to ± gmpo_epsilon")
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """A batch made safe: masked cells hold 0, log-probabilities are float32 or wider, advantages (B, 1) or (B, T)."""
+class DppoConstants(Constants):
+    """The trust region of probabilities."""
 
-    logp_BT: Tensor
-    log_ratio_BT: Tensor
-    advantages_BX: Tensor
-    live_BT: Tensor
-
-    def log_weight(self, level: Level) -> Tensor:
-        """Log importance weight, (B, T); at sequence level the row's mean log-ratio, repeated."""
-        if level == "token":
-            return self.log_ratio_BT
-        mean_B1 = self.log_ratio_BT.sum(-1, keepdim=True) / self.live_BT.sum(-1, keepdim=True).clamp(min=1)
-        if level == "sequence":
-            return mean_B1.expand_as(self.log_ratio_BT)
-        return self.logp_BT - self.logp_BT.detach() + mean_B1.detach()
-
-    def ratio(self, constants: Constants) -> Tensor:
-        """Importance ratio (B, T) at the level that the constants name."""
-        return torch.exp(self.log_weight(constants.importance_sampling_level))
-
-
-@dataclass(frozen=True)
-class Surrogate:
-    """One surrogate: the token losses of a batch made safe, its constants, and what is known about it.
-
-    `clipped_of` marks where the clip or cap takes part of a token's gradient away; None where nothing is ever clipped.
-    `sequence_level` takes the ratio per row unless the constants ask for `sequence_token`. `corrects_sampler` says
-    whether the ratio to another sampler's probabilities may multiply the loss. `caution` gives a warning about
-    constants that are allowed but rarely meant.
-    """
-
-    name: str
-    loss_of: Callable[[Tokens, Any], Tensor]
-    clipped_of: Callable[[Tokens, Any], Tensor] | None
-    formula: str
-    source: str
-    caveat: str = ""
-    constants: type[Constants] = Constants
-    sequence_level: bool = False
-    corrects_sampler: bool = True
-    caution: Callable[[Any], str | None] = lambda constants: None
-
-    def constants_of(self, params: BaseModel | None = None) -> Constants:
-        """This surrogate's constants out of any model that has them (settings, a recipe); its defaults for the rest."""
-        found = self.constants() if params is None else params
-        if not isinstance(found, self.constants):
-            found = self.constants.model_validate(found, from_attributes=True)
-        if self.sequence_level and found.importance_sampling_level == "token":
-            found = found.model_copy(update={"importance_sampling_level": "sequence"})
-        return found
-
-    def fn(
-        self,
-        logp_BT: Tensor,
-        old_logp_BT: Tensor,
-        advantages_B: Tensor,
-        mask_BT: Tensor,
-        params: BaseModel | None = None,
-    ) -> Tensor:
-        """Token losses (B, T), 0 in masked cells. Raises ValueError for shapes that disagree."""
-        tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
-        return torch.where(tokens.live_BT, self.loss_of(tokens, self.constants_of(params)), 0.0)
-
-    def clipped_BT(
-        self,
-        logp_BT: Tensor,
-        old_logp_BT: Tensor,
-        advantages_B: Tensor,
-        mask_BT: Tensor,
-        params: BaseModel | None = None,
-    ) -> Tensor | None:
-        """Bool (B, T): live tokens with an advantage whose gradient the clip or cap changes; None as `clipped_of`."""
-        if self.clipped_of is None:
-            return None
-        with torch.no_grad():
-            tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
-            return self.clipped_of(tokens, self.constants_of(params)) & tokens.live_BT & (tokens.advantages_BX != 0)
-
-
-def safe_tokens(logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Tokens:
-    """Replace masked cells by 0 and widen half precision. Raises ValueError for shapes that disagree."""
-    for name, value in (("old_logp_BT", old_logp_BT), ("mask_BT", mask_BT)):
-        if value.shape != logp_BT.shape or logp_BT.ndim != 2:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, logp_BT {tuple(logp_BT.shape)}; valid: both (B, T)"
-            )
-    if advantages_B.shape not in (logp_BT.shape[:1], logp_BT.shape):
-        raise ValueError(f"advantages_B has shape {tuple(advantages_B.shape)}; valid: (B,) or (B, T)")
-    live_BT = mask_BT if mask_BT.dtype == torch.bool else mask_BT != 0
-    logp_BT, old_BT = widen(logp_BT), widen(old_logp_BT)
-    advantages_BX = advantages_B.to(logp_BT.dtype)
-    advantages_BX = advantages_BX[:, None] if advantages_BX.ndim == 1 else torch.where(live_BT, advantages_BX, 0.0)
-    return Tokens(
-        torch.where(live_BT, logp_BT, 0.0), torch.where(live_BT, logp_BT - old_BT, 0.0), advantages_BX, live_BT
+    dppo_divergence: Literal["tv", "kl"] = Field(
+        "tv", description="tv: change of the token's probability; kl: binary KL of the token against all others, nats"
     )
+    dppo_delta_low: float = Field(0.2, gt=0, le=1, description="largest divergence downwards, for negative advantages")
+    dppo_delta_high: float = Field(0.2, gt=0, le=1, description="largest divergence upwards, for positive advantages")
 
 
 def _clip(tokens: Tokens, constants: ClipConstants) -> Tensor:
@@ -245,6 +141,25 @@ def _gmpo_active(tokens: Tokens, constants: GmpoConstants) -> Tensor:
     return high_BT | (tokens.log_ratio_BT < -constants.gmpo_epsilon) & (tokens.advantages_BX < 0)
 
 
+def _dppo(tokens: Tokens, constants: DppoConstants) -> Tensor:
+    kept_BT = torch.where(_dppo_active(tokens, constants), 0.0, tokens.advantages_BX)
+    return -tokens.ratio(constants) * kept_BT
+
+
+def _dppo_active(tokens: Tokens, constants: DppoConstants) -> Tensor:
+    """Tokens that have left the trust region and would be pushed further out."""
+    new_BT, old_BT = tokens.logp_BT.detach().exp(), (tokens.logp_BT - tokens.log_ratio_BT).detach().exp()
+    up_BT = (new_BT > old_BT) & (tokens.advantages_BX > 0)
+    down_BT = (new_BT < old_BT) & (tokens.advantages_BX < 0)
+    if constants.dppo_divergence == "tv":
+        divergence_BT = (new_BT - old_BT).abs()
+    else:
+        new_BT, old_BT = new_BT.clamp(max=1 - 1e-6), old_BT.clamp(max=1 - 1e-6)
+        rest_BT = (1 - old_BT) * (torch.log1p(-old_BT) - torch.log1p(-new_BT))
+        divergence_BT = -old_BT * tokens.log_ratio_BT.detach() + rest_BT
+    return up_BT & (divergence_BT > constants.dppo_delta_high) | down_BT & (divergence_BT > constants.dppo_delta_low)
+
+
 SURROGATES: Registry[Surrogate] = Registry("loss_type")
 for _entry in (
     Surrogate(
@@ -303,6 +218,23 @@ for _entry in (
         source="GMPO (arXiv:2507.20673); TRL 1.16 experimental, verl geo_mean",
         caveat="TRL's gmpo is gmpo@seq-mean-token-mean; verl's takes a plain mean per micro-batch",
         constants=GmpoConstants,
+    ),
+    Surrogate(
+        name="dppo",
+        loss_of=_dppo,
+        clipped_of=_dppo_active,
+        formula="−r·A·M,  M = 0 where A > 0 and D(π, μ) > δ_high upwards, or A < 0 and D > δ_low downwards",
+        source="DPPO (arXiv:2602.04879); prime-rl's default, verl dppo_tv and dppo_kl, SkyRL",
+        caveat="a change of probability, not of ratio: rare tokens may move far; prime-rl adds 1e-3·(log r)²",
+        constants=DppoConstants,
+    ),
+    Surrogate(
+        name="reinforce",
+        loss_of=lambda tokens, constants: -tokens.advantages_BX * tokens.logp_BT,
+        clipped_of=None,
+        formula="−A·log π",
+        source="REINFORCE; GPG (arXiv:2504.02546), Tinker, nanochat",
+        caveat="no importance ratio: off-policy it is biased; its value contains log π and compares with none",
     ),
 ):
     SURROGATES.add(_entry)

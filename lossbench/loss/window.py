@@ -23,6 +23,7 @@ class Layout:
     lengths_RCB: ArrayLike
     groups_RCB: ArrayLike
     rows_RCB: ArrayLike
+    advantages_RCB: ArrayLike | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -46,17 +47,25 @@ class Window:
             raise ValueError(f"horizon is {self.horizon}; valid: a finite number above 0")
         self.totals = Totals(self.horizon)
 
-    def add(self, lengths_N: ArrayLike, group_ids_N: ArrayLike, micro_ids_N: ArrayLike) -> Array:
+    def add(
+        self,
+        lengths_N: ArrayLike,
+        group_ids_N: ArrayLike,
+        micro_ids_N: ArrayLike,
+        advantages_N: ArrayLike | None = None,
+    ) -> Array:
         """Take rows into the window; returns their row terms (N,), float64, exactly 0 where a row is empty.
 
         A group counts once per call: where a window uses a generation twice, each pass is rows of its own. Raises
-        ValueError where lengths and exponent give terms that float64 cannot hold.
+        ValueError where lengths and exponent give terms that float64 cannot hold, or needed advantages are missing.
         """
         alpha = self.aggregation.alpha
         lengths_N, groups_N, micro_N = np.asarray(lengths_N, float), np.asarray(group_ids_N), np.asarray(micro_ids_N)
+        advantages_N = None if advantages_N is None else np.asarray(advantages_N, float)
+        rows = Rows(lengths_N, groups_N, micro_N, self.horizon, alpha, advantages_N)
         live_N = lengths_N > 0
         with np.errstate(all="ignore"):
-            terms_N = self.aggregation.entry.row_term(Rows(lengths_N, groups_N, micro_N, self.horizon, alpha))
+            terms_N = self.aggregation.entry.row_term(rows)
         terms_N = np.where(live_N, terms_N, 0.0)
         if not np.isfinite(terms_N).all() or (alpha is not None and not (terms_N[live_N] > 0).all()):
             raise ValueError(
@@ -70,18 +79,20 @@ class Window:
             micro_batches=len(np.unique(micro_N)),
             tokens=float(lengths_N.sum()),
             row_term_sum=float(terms_N.sum()),
+            weighted_tokens=float((terms_N * lengths_N).sum()),
         )
         return terms_N
 
     def add_segment(self, layout: Layout, first: int, last: int) -> Array:
         """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
-        lengths_RCB, groups_RCB, rows_RCB = (
-            np.asarray(values_RCB)[:, first:last]
-            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB)
+        lengths_RCB, groups_RCB, rows_RCB, advantages_RCB = (
+            None if values_RCB is None else np.asarray(values_RCB)[:, first:last]
+            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB, layout.advantages_RCB)
         )
         ranks, count, size = lengths_RCB.shape
         micro_N = np.arange(ranks * count).repeat(size)
-        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N)
+        advantages_N = None if advantages_RCB is None else advantages_RCB.ravel()
+        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N, advantages_N)
         self.terms_of_row.update(zip(rows_RCB.ravel().tolist(), terms_N.tolist(), strict=True))
         return terms_N.reshape(ranks, count, size)
 
@@ -108,12 +119,14 @@ def window_weights(
     *,
     horizon: float,
     micro_ids_N: ArrayLike | None = None,
+    advantages_N: ArrayLike | None = None,
     match_scale: bool = False,
 ) -> Array:
     """Weights w_i (N,) of all rows of one window, float64.
 
     `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
-    one for all). `match_scale` makes the weights add up to 1/horizon. Raises ValueError for shapes that disagree,
+    one for all); `advantages_N` is needed by weights that look at them. `match_scale` makes the weights add up to
+    1/horizon. Raises ValueError for shapes that disagree,
     negative lengths, a horizon not above 0 and weights beyond float64.
     """
     bound = parse_aggregation(aggregation) if isinstance(aggregation, str) else aggregation
@@ -125,4 +138,4 @@ def window_weights(
     if (lengths_N < 0).any():
         raise ValueError(f"lengths_N holds {lengths_N.min()}; valid: token counts of 0 or more")
     window = Window(bound, horizon, match_scale)
-    return window.add(lengths_N, group_ids_N, micro_ids_N) * window.scalar
+    return window.add(lengths_N, group_ids_N, micro_ids_N, advantages_N) * window.scalar

@@ -231,9 +231,8 @@ def reduce_run(sweep: "Sweep", run: dict[str, Any], modes: Sequence[Mode] = ()) 
         stopped, by_mode = pushed_sums(as_columns(rows), modes, sweep.forced_tokens(run_id))
         sums = {**as_columns(rollouts), **stopped, **by_mode.get(str(run["mode"]), {})}
         if str(run["mode"]) in by_mode:
-            apart = separation(
-                {**sums, **{q: _per_step(sums, q) for q in ("hazard_incorrect", "hazard_correct")}}, sums
-            )
+            rates = {name: _per_step(sums, name) for name in ("hazard_incorrect", "hazard_correct")}
+            apart = separation(rates, sums)
     made = sums["step"]
     sums = add_step_log(sums, log)
     planned = _steps_planned(run, sums)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lossbench.loss.modes import Mode
     from lossbench.metrics.step_sums import Columns
 
+_ANY_HORIZON = 1.0  # a factor of all rows
+
 BRANCHES = {"incorrect": 0.0, "correct": 1.0}
 """Branch → its value of `correct`."""
 
@@ -55,8 +57,8 @@ def pushes(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int = 0) -> 
     Returns, by mode name, `step` and, for each branch, `push_<branch>` (U), `added_<branch>` (V) and `share_<branch>`,
     its part of the sum of w |A| (V = share U). `rows` has the columns of `hazards`, `group` (one number is one group
     within a step), `reward`, and where there are such, `generation`, whose groups advantages are relative to, and
-    `in_loss`, 0 for rows that are masked out of the loss. NaN where nothing has a weight; modes that depend on micro-batches, which no
-    table records, are NaN throughout.
+    `in_loss`, 0 for rows that are masked out of the loss. NaN where nothing has a weight, and throughout for modes that
+    depend on micro-batches, which no table records.
     """
     hazard = hazards(rows, forced_tokens)
     step_S, at_R = np.unique(rows["step"], return_inverse=True)
@@ -90,44 +92,60 @@ def _of_mode(kept: "Columns", at_R: np.ndarray, score_R: np.ndarray, wA_R: np.nd
 
 def _weighted_advantages(kept: "Columns", at_R: np.ndarray, modes: "Sequence[Mode]") -> list[np.ndarray]:
     """w_i A_i (R) of each mode, up to a factor per step; modes that differ by such a factor alone share one array."""
-    from lossbench.loss.advantages import group_advantages
-
     # Groups are numbered within a step or generation, so their numbers are made unique over the run.
     count = 1 + int(kept["group"].max(initial=0))
     groups_R = at_R * count + kept["group"].astype(np.int64)
     generation_R = kept.get("generation", np.full(len(at_R), np.nan))
-    drawn_R = groups_R if np.isnan(generation_R).any() else generation_R * count + kept["group"]
+    round_R = at_R if np.isnan(generation_R).any() else generation_R.astype(np.int64)
     in_loss_R = np.nan_to_num(kept["in_loss"], nan=1.0) != 0 if "in_loss" in kept else True
+    weights: dict[tuple, np.ndarray] = {}
     centred: dict[str, np.ndarray] = {}
     products: dict[tuple, np.ndarray] = {}
     found = []
     for mode in modes:
-        bound, scale = mode.aggregation, mode.scale_rewards
-        key = (bound.entry.row_term, bound.alpha, bound.entry.depends_on_split, scale)
-        if key not in products:
-            if scale not in centred:
-                centred[scale] = group_advantages(kept["reward"], drawn_R, scale)
-            weights_R = window_weights_of(mode, kept["length_tokens"], groups_R)
-            products[key] = np.where(in_loss_R, weights_R * centred[scale], 0.0)
-        found.append(products[key])
+        entry, name = mode.aggregation.entry, mode.advantage
+        key = (entry.row_term, mode.aggregation.alpha, entry.depends_on_split)
+        if (key, name) not in products:
+            if name not in centred:
+                centred[name] = _advantages_of(name, kept, round_R, round_R * count + kept["group"].astype(np.int64))
+            looked_at = (key, name if entry.needs_advantages else "")
+            if looked_at not in weights:
+                weights[looked_at] = window_weights_of(mode, kept["length_tokens"], groups_R, centred[name])
+            products[key, name] = np.where(in_loss_R, weights[looked_at] * centred[name], 0.0)
+        found.append(products[key, name])
     return found
 
 
-def window_weights_of(mode: "Mode", lengths_R: np.ndarray, groups_R: np.ndarray) -> np.ndarray:
+def _advantages_of(name: str, kept: "Columns", round_R: np.ndarray, groups_R: np.ndarray) -> np.ndarray:
+    """A_i (R); parts that look beyond the group are computed round by round."""
+    from lossbench.loss.advantages import advantages, parse_advantage
+
+    rounds: list = [slice(None)]
+    if any(part.batch_wide or part.name == "batch" for part in parse_advantage(name).parts):
+        order = np.argsort(round_R, kind="stable")
+        rounds = np.split(order, np.flatnonzero(np.diff(round_R[order])) + 1)
+    found_R = np.empty(len(round_R))
+    for rows in rounds:
+        found_R[rows] = advantages(kept["reward"][rows], groups_R[rows], name, kept["length_tokens"][rows])
+    return found_R
+
+
+def window_weights_of(
+    mode: "Mode", lengths_R: np.ndarray, groups_R: np.ndarray, advantages_R: np.ndarray | None = None
+) -> np.ndarray:
     """The mode's row weights (R), up to a factor: of many steps at once where no group number stands in two steps.
 
     NaN where they depend on micro-batches, which no table records, or leave the range of floats.
     """
     from lossbench.loss.window import window_weights
 
+    nothing_R = np.full(len(lengths_R), np.nan)
     if mode.aggregation.entry.depends_on_split:
-        return np.full(len(lengths_R), np.nan)
+        return nothing_R
     try:
-        return window_weights(
-            mode.aggregation, lengths_R, groups_R, horizon=max(1.0, float(np.max(lengths_R, initial=1)))
-        )
+        return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON, advantages_N=advantages_R)
     except ValueError:
-        return np.full(len(lengths_R), np.nan)
+        return nothing_R
 
 
 def separation(hazard: "Columns", pushed: "Columns") -> float:

@@ -32,10 +32,12 @@ def weight_curve(agg_mode: str, lengths: Sequence[int], horizon: float, group_si
     """The weight w_i of each row in a window made of `lengths`; groups are consecutive runs of `group_size` rows.
 
     `horizon` is the constant of the sum-norm modes, in tokens. The default is one group and one micro-batch for all.
+    Weights that look at advantages are those of completions with positive ones.
     """
     lengths_N = np.asarray(lengths, dtype=np.int64)
     groups_N = np.arange(len(lengths_N)) // (group_size or max(1, len(lengths_N)))
-    weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=horizon)
+    apart_N = np.arange(1, len(lengths_N) + 1)
+    weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=horizon, advantages_N=apart_N)
     order = np.argsort(lengths_N, kind="stable")
     mean = float((weights_N * lengths_N).sum() / lengths_N.sum()) if lengths_N.sum() else float("nan")
     return WeightCurve(agg_mode, lengths_N[order], weights_N[order], weights_N[order] / mean)
@@ -115,7 +117,8 @@ def _weight_elasticity() -> ExactCheck:
     wrong = [name for name, value in _STATED.items() if parse_aggregation(name).exponent - 1 != value]
     for entry in AGGREGATIONS.values():
         for bound in _instances(entry.name):
-            weights_N = window_weights(bound, _LENGTHS_N, np.zeros_like(_LENGTHS_N), horizon=_HORIZON)
+            one_group_N, apart_N = np.zeros_like(_LENGTHS_N), np.arange(1, len(_LENGTHS_N) + 1)
+            weights_N = window_weights(bound, _LENGTHS_N, one_group_N, horizon=_HORIZON, advantages_N=apart_N)
             slope = elasticity(_LENGTHS_N, weights_N)
             if abs(slope - (bound.exponent - 1)) > _TOLERANCE:
                 wrong.append(f"{bound.name}: {slope:+.3g} instead of {bound.exponent - 1:+.3g}")

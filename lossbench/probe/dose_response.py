@@ -42,11 +42,11 @@ class DoseResponse:
 
 def dose_response(
     table: DriftTable, direction: str = "incorrect", metric: str = "plain", alphas: Sequence[float] = ALPHAS,
-    match: Match = "row-weight", scale_rewards: str = "none",
+    match: Match = "row-weight", advantage: str = "none",
 ) -> DoseResponse:  # fmt: skip
     """Drift against the exponent of the weight, from w ~ 1/L (alpha 0) over constant (1) to w ~ L (2)."""
     ordered = sorted(alphas)
-    modes = [make_mode("grpo", f"length-power:{format_number(alpha)}", scale_rewards) for alpha in ordered]
+    modes = [make_mode("grpo", f"length-power:{format_number(alpha)}", advantage) for alpha in ordered]
     drifts = [table.drift(mode, direction, metric, match) for mode in modes]
     shape = [branch_model(table.probe, alpha, direction) for alpha in ordered]
     reference = min(range(len(ordered)), key=lambda i: (ordered[i] == 1.0, abs(ordered[i])))

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
 from scipy import stats as scipy_stats
 
 from lossbench.loss.advantages import advantages
@@ -47,29 +46,35 @@ class ModeSums:
 def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = None) -> ModeSums:
     """The weighted sums of one mode over every window; `micro_batch_rows` cuts windows for micro-token-mean."""
     weights = [row_weights(window, mode, probe.horizon, micro_batch_rows) for window in probe.windows]
-    pulls = [w * row_advantages(window, mode) for w, window in zip(weights, probe.windows, strict=True)]
+    taught = [row_advantages(window, mode) for window in probe.windows]
+    pulls = [weights_N * advantages_N for weights_N, advantages_N in zip(weights, taught, strict=True)]
     pulled = list(zip(probe.windows, pulls, strict=True))
     keys = [(metric, name) for metric in probe.metrics for name in LENGTHS]
     return ModeSums(
         mode,
-        np.array([weights_N.mean() for weights_N in weights]),
+        np.array([_mean_size(w_N[advantages_N != 0]) for w_N, advantages_N in zip(weights, taught, strict=True)]),
         {key: np.array([_by_branch(window, pull_N, key) for window, pull_N in pulled]).T for key in keys},
         {metric: np.array([_squared_norm(window, pull_N, metric) for window, pull_N in pulled])
          for metric in probe.metrics},
     )  # fmt: skip
 
 
+def _mean_size(weights_n: np.ndarray) -> float:
+    return float(weights_n.mean()) if len(weights_n) else 0.0
+
+
 def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
     """The weights (N,) that a mode gives the completions of a window."""
     micro_N = None if micro_batch_rows is None else np.arange(len(window.lengths_N)) // micro_batch_rows
-    return window_weights(mode.aggregation, window.lengths_N, window.groups_N, horizon=horizon, micro_ids_N=micro_N)
+    return window_weights(
+        mode.aggregation, window.lengths_N, window.groups_N, horizon=horizon, micro_ids_N=micro_N,
+        advantages_N=row_advantages(window, mode),
+    )  # fmt: skip
 
 
 def row_advantages(window: Window, mode: Mode) -> np.ndarray:
-    """The advantages (N,) of the completions of a window under a mode's scale_rewards."""
-    rewards_N, groups_N = torch.from_numpy(window.rewards_N), torch.from_numpy(window.groups_N)
-    scale: str = mode.scale_rewards
-    return advantages(rewards_N, groups_N, scale).numpy()  # type: ignore[arg-type]
+    """The advantages (N,) that a mode gives the completions of a window."""
+    return advantages(window.rewards_N, window.groups_N, mode.advantage, window.lengths_N)
 
 
 def _by_branch(window: Window, pull_N: np.ndarray, key: tuple[str, str]) -> tuple[float, float]:
@@ -154,14 +159,14 @@ class DriftTable:
 
     def sums(self, mode: Mode) -> ModeSums:
         """The mode's sums; all surrogates share them on-policy."""
-        key = f"{mode.agg_mode}/{mode.scale_rewards}"
+        key = f"{mode.agg_mode}/{mode.advantage}"
         if key not in self._sums:
             self._sums[key] = mode_sums(self.probe, mode, self.micro_batch_rows)
         return self._sums[key]
 
     def per_pair(self, mode: Mode, direction: str, metric: str, match: Match) -> PairDrift:
         """The matched difference of each pair that has the direction. Raises KeyError for a metric not probed."""
-        own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.scale_rewards))
+        own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.advantage))
         sizes = (own.sizes_W, base.sizes_W) if match == "row-weight" else (own.norms[metric], base.norms[metric])
         columns_6W = np.stack([*own.along[metric, direction], *base.along[metric, direction], *sizes])
         told_W = ~np.isnan(columns_6W[0])
@@ -177,25 +182,23 @@ class DriftTable:
         raw_P = float(scale) * mode_2P.sum(0)
         return PairDrift(np.zeros_like(values_2P) if same else values_2P, raw_P, float(scale), same)
 
-    def unit(self, scale_rewards: str, metric: str = "adam") -> float:
-        """Size of the baseline's gradient without std over its size under `scale_rewards`, in the metric.
+    def unit(self, advantage: str, metric: str = "adam") -> float:
+        """Size of the baseline's gradient without std over its size under `advantage`, in the metric.
 
         An optimizer that normalises by its own gradients takes a step of one size whatever advantages are divided by;
         the second moments of the metric are those without std, so this brings drifts of all scales to one unit.
         """
-        norms = [
-            self.sums(make_mode("grpo", BASELINE, scale)).norms[metric].mean() for scale in ("none", scale_rewards)
-        ]
+        norms = [self.sums(make_mode("grpo", BASELINE, name)).norms[metric].mean() for name in ("none", advantage)]
         return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
 
-    def adam_step(self, scale_rewards: str, rows_per_step: int) -> float:
+    def adam_step(self, advantage: str, rows_per_step: int) -> float:
         """How far a step of Adam over `rows_per_step` rows goes, in steps of the probe's adam metric.
 
         Its second moments are mostly noise and so fall with the batch: a step is sqrt(rows_per_step / rows of the
         probe) of the probe's, in the unit that all scales share.
         """
         own_rows = np.mean([len(window.lengths_N) for window in self.probe.windows])
-        return self.unit(scale_rewards) * float((rows_per_step / own_rows) ** 0.5)
+        return self.unit(advantage) * float((rows_per_step / own_rows) ** 0.5)
 
     def drift(self, mode: Mode, direction: str, metric: str, match: Match) -> Drift:
         """One row of the table."""

@@ -58,13 +58,13 @@ def forecast(
     interval = t_interval(found.values_P)
     if not interval.outside(0.0, 0.0):
         return replace(plan, pairs_needed=pairs_needed(found.values_P))
-    tokens = learning_rate * steps * table.adam_step(mode.scale_rewards, rows_per_step)
-    base = make_mode(mode.loss_type, BASELINE, mode.scale_rewards)
+    tokens = learning_rate * steps * table.adam_step(mode.advantage, rows_per_step)
+    base = make_mode(mode.loss_type, BASELINE, mode.advantage)
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction].sum(0), ddof=1)
         for one, factor in ((mode, found.scale), (base, 1.0))
     ]
-    noise = learning_rate * steps**0.5 * table.unit(mode.scale_rewards) * float(np.hypot(spread[0], spread[1]))
+    noise = learning_rate * steps**0.5 * table.unit(mode.advantage) * float(np.hypot(spread[0], spread[1]))
     d_z = tokens * interval.estimate / noise if noise > 0 else None
     return replace(
         plan, change_tokens=tokens * interval.estimate, low_tokens=tokens * interval.low,

@@ -153,7 +153,7 @@ class Prober:
 
 def centred_rewards(batch: ProbeBatch) -> torch.Tensor:
     """Reward minus the group's mean, float64 (B)."""
-    return advantages(torch.tensor(batch.reward, dtype=torch.float64), torch.tensor(batch.group), "none")
+    return torch.from_numpy(advantages(batch.reward, batch.group, "none"))
 
 
 def length_coefficients(batch: ProbeBatch) -> dict[str, torch.Tensor | None]:

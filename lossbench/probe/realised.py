@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from scipy import stats as scipy_stats
 
-from lossbench.loss.modes import Mode, make_mode, parse_mode
+from lossbench.loss.modes import Mode, parse_mode
 from lossbench.metrics.length import records
 from lossbench.probe.drift import DriftTable
 from lossbench.probe.projections import Projections, projections_of
@@ -45,7 +45,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class OrderCheck:
-    """Two modes of equal scale_rewards: does the order of their drifts agree with that of their late lengths?
+    """Two modes of equal advantage: does the order of their drifts agree with that of their late lengths?
 
     Differences are a minus b: `drift` in tokens per unit of step with its 95 % interval, `realised_tokens` with the
     exact paired p. The verdict compares orders only where both differ.
@@ -103,7 +103,7 @@ def trained_drifts(
 
 def mode_of(run: Mapping[str, Any]) -> Mode:
     """The mode of a run's row."""
-    return make_mode(run["loss_type"], run["agg_mode"], run["scale_rewards"])
+    return parse_mode(run["mode"])
 
 
 def _trend(steps: Any, column: str, begin: int, end: int) -> float | None:
@@ -122,7 +122,7 @@ def _predicted(probe: Projections, mode: Mode, direction: str, shared: Mapping[s
     if raw is None:
         return None
     rows = shared.get("per_device_train_batch_size", 64) * shared.get("gradient_accumulation_steps", 1)
-    return float(shared.get("learning_rate", 1e-4) * steps * table.adam_step(mode.scale_rewards, rows) * raw)
+    return float(shared.get("learning_rate", 1e-4) * steps * table.adam_step(mode.advantage, rows) * raw)
 
 
 def drift_table(probe: Projections, shared: Mapping[str, Any]) -> DriftTable:
@@ -155,12 +155,12 @@ def late_lengths(metrics: "pd.DataFrame") -> dict[str, dict[int, float]]:
 def order_checks(
     table: DriftTable, lengths: Mapping[str, Mapping[int, float]], metric: str = "plain", alpha: float = 0.05
 ) -> list[OrderCheck]:
-    """Every pair of modes of equal scale_rewards, on the seeds that both have."""
+    """Every pair of modes of equal advantage, on the seeds that both have."""
     modes = [parse_mode(name) for name in lengths]
     checks = []
     for a, b in combinations(modes, 2):
         seeds = sorted(set(lengths[a.name]) & set(lengths[b.name]))
-        if a.scale_rewards != b.scale_rewards or not seeds:
+        if a.advantage != b.advantage or not seeds:
             continue
         values_P = _between(table, a, b, metric)
         differences = np.array([lengths[a.name][seed] - lengths[b.name][seed] for seed in seeds])

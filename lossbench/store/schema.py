@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ _RUN = [
     _category("mode", "preset name where the triple has one, else the full triple"),
     _category("loss_type", "surrogate: per-token loss"),
     _category("agg_mode", "aggregation: row weights (verl's names)"),
-    _category("scale_rewards", "advantage scale: group, batch or none (TRL's names)"),
+    _category("scale_rewards", "standard deviation that divides the advantage: group, batch or none (TRL's names)"),
+    _category("advantage_name", "advantage: centre, scale and whitening, as in the mode's name (since schema 2)"),
     _integer("seed", "seed of the run; equal seeds are paired across modes"),
 ]
 

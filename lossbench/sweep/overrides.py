@@ -9,7 +9,7 @@ from lossbench.errors import UsageError
 from lossbench.sweep.recipe import Recipe, apply_assignments, make_recipe, recipe_keys, refuse_trust
 from lossbench.sweep.run import RunOptions
 
-_AXES = ("loss_types", "agg_modes", "scale_rewards")
+_AXES = ("loss_types", "agg_modes", "scale_rewards", "advantages")
 _LISTS = ("modes", *_AXES, "report_to")
 
 

@@ -26,7 +26,7 @@ def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
 
 def _most_runs(recipe: Recipe) -> int:
     """How many runs the recipe could have, counted before any mode is parsed."""
-    axes = [axis for axis in (recipe.loss_types, recipe.agg_modes, recipe.scale_rewards) if axis]
+    axes = [axis for axis in (recipe.loss_types, recipe.agg_modes, recipe.scale_rewards, recipe.advantages) if axis]
     modes = math.prod(map(len, axes)) if axes else len(recipe.modes or ())
     return (modes + len(recipe.arms)) * len(recipe.seeds)
 
@@ -61,8 +61,9 @@ def _modes(recipe: Recipe) -> list[Mode]:
     try:
         if recipe.modes is not None:
             return parse_modes(",".join(recipe.modes))
-        if recipe.loss_types or recipe.agg_modes or recipe.scale_rewards:
-            return grid_modes(recipe.loss_types, recipe.agg_modes, recipe.scale_rewards)
+        axes = recipe.loss_types, recipe.agg_modes, recipe.scale_rewards, recipe.advantages
+        if any(axes):
+            return grid_modes(*axes)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return []

@@ -40,6 +40,7 @@ class Recipe(Settings):
     loss_types: list[str] | None = None
     agg_modes: list[str] | None = None
     scale_rewards: list[str] | None = None
+    advantages: list[str] | None = None
     arms: list[Arm] = Field(default_factory=list)
 
     seeds: list[int] = Field(default_factory=lambda: [0, 1])
@@ -79,13 +80,23 @@ class Recipe(Settings):
                 f"per_device_train_batch_size x micro-batches per generation is {rows} completions, which groups of "
                 f"num_generations {group} do not divide; give a multiple of {group}"
             )
-        if self.modes is not None and (self.loss_types or self.agg_modes or self.scale_rewards):
-            raise ValueError("modes excludes loss_types, agg_modes and scale_rewards: give one or the other")
+        if self.modes is not None and (self.loss_types or self.agg_modes or self.scale_rewards or self.advantages):
+            raise ValueError("modes excludes loss_types, agg_modes, scale_rewards and advantages: give one kind")
         return self
 
     def shared(self) -> dict[str, Any]:
         """What all runs of the sweep have in common: everything but arms, seeds, claims and words."""
-        words = {"name", "description", "modes", "loss_types", "agg_modes", "scale_rewards", "arms", "seeds"}
+        words = {
+            "name",
+            "description",
+            "modes",
+            "loss_types",
+            "agg_modes",
+            "scale_rewards",
+            "advantages",
+            "arms",
+            "seeds",
+        }
         return hashed_fields(self, exclude=words | {"claims", "baseline"})
 
     def settings(self, changes: Mapping[str, Any] | None = None) -> Settings:

@@ -132,9 +132,8 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     recipe, skip = planned.recipe, planned.options.skip_duplicates
     if not (skip or watch.wants_notes):
         return planned
-    for caution in dict.fromkeys(spec.mode.surrogate.caution(spec.settings) for spec in planned.runs):
-        if caution:
-            watch.note(caution)
+    for caution in dict.fromkeys(text for spec in planned.runs for text in spec.cautions()):
+        watch.note(caution)
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)

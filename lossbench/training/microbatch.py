@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lossbench.loss.window import Layout
 from lossbench.sampling.length_chunks import length_chunks
 
 _PROMPT_TENSORS = ("prompt_ids", "prompt_mask")
@@ -23,9 +24,22 @@ def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def row_facts(chunks: list[dict[str, Tensor]]) -> Tensor:
-    """Loss tokens, group and row number of each row of C micro-batches, int64 (C, B, 3)."""
-    facts = [torch.stack([loss_mask(c).sum(-1), c["group_ids"], c["row_ids"]], dim=-1) for c in chunks]
-    return torch.stack(facts).long()
+    """Loss tokens, group, row number and advantage of each row of C micro-batches, int64 (C, B, 4).
+
+    The advantage is there as the bits of its float32, so that one gather takes all.
+    """
+
+    def facts(chunk: dict[str, Tensor]) -> Tensor:
+        bits_B = chunk["advantages"].float().view(torch.int32)
+        return torch.stack([loss_mask(chunk).sum(-1), chunk["group_ids"], chunk["row_ids"], bits_B.long()], dim=-1)
+
+    return torch.stack([facts(chunk) for chunk in chunks]).long()
+
+
+def layout_of(facts_RCBF: Tensor) -> Layout:
+    """The layout of a generation out of every rank's `row_facts` (R, C, B, 4)."""
+    lengths_RCB, groups_RCB, rows_RCB, bits_RCB = facts_RCBF.cpu().unbind(-1)
+    return Layout(lengths_RCB, groups_RCB, rows_RCB, bits_RCB.int().view(torch.float32))
 
 
 def whole(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:

@@ -136,8 +136,15 @@ class RunSpec(BaseModel):
 
     def labels(self) -> dict[str, Any]:
         """The columns that every row of the run's tables carries."""
-        mode = self.mode
-        return {
-            "run_id": self.run_id, "mode": mode.name, "loss_type": mode.loss_type, "agg_mode": mode.agg_mode,
-            "scale_rewards": mode.scale_rewards, "seed": self.seed,
-        }  # fmt: skip
+        return {"run_id": self.run_id, **self.mode.labels, "seed": self.seed}
+
+    def cautions(self) -> list[str]:
+        """Warnings about settings that are allowed but rarely meant."""
+        found = [self.mode.surrogate.caution(self.settings)]
+        windows = self.settings.micro_batches_per_generation / self.settings.gradient_accumulation_steps
+        if self.mode.aggregation.entry.looks_at_groups and windows > 1:
+            found.append(
+                f"{self.mode.agg_mode} counts a prompt's completions inside each optimizer step, and here a generation "
+                f"feeds {windows:g} steps: a group that falls into several is counted in each"
+            )
+        return [text for text in found if text]

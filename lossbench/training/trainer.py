@@ -21,6 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from lossbench.errors import UsageError
+from lossbench.loss.advantages import TRL_SCALES, advantages
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
@@ -32,7 +33,7 @@ from lossbench.sampling.rollouts import row_uniforms, sample
 from lossbench.store.step_row import Rollout, StepStats
 from lossbench.training.dropout import switch_dropout_off
 from lossbench.training.grpo_config import check_args, check_balancing_loss, rollout_func, surrogate_params_of
-from lossbench.training.microbatch import by_length, loss_mask, row_facts, whole
+from lossbench.training.microbatch import by_length, layout_of, loss_mask, row_facts, whole
 from lossbench.training.recorder import Recorder
 from lossbench.training.run_spec import Sampler
 
@@ -114,6 +115,7 @@ class ModeTrainer(GRPOTrainer):
         self._sums: dict[str, Tensor] = {}
         self._pending_step: dict[str, Any] = {}
         self._outcomes: list[dict[str, Any]] = []
+        self._rewards_N = torch.empty(0)
         self._step_began = time.perf_counter()
 
     # ---- sampling -------------------------------------------------------------------------------------------------
@@ -138,18 +140,30 @@ class ModeTrainer(GRPOTrainer):
         base = self._generation * count * self.accelerator.num_processes
         out["group_ids"] = base + (first + torch.arange(count, device=device)) // self.num_generations
         out["row_ids"] = base + first + torch.arange(count, device=device)
+        if self.mode.advantage not in TRL_SCALES:
+            out["advantages"] = self._advantages(out)[first : first + count].to(out["advantages"])
         if self._outcomes:
             self._record_generation(base, out["advantages"].tolist())
         return out
 
+    def _advantages(self, out: dict[str, Any]) -> Tensor:
+        """The mode's advantages of the generation's rows, of every rank; all ranks call it together."""
+        lengths_N = self.accelerator.gather(loss_mask(out).sum(-1)).cpu()
+        groups_N = self.accelerator.gather(out["group_ids"]).cpu()
+        try:
+            return torch.from_numpy(advantages(self._rewards_N, groups_N, self.mode.advantage, lengths_N))
+        except ValueError as error:
+            raise UsageError(f"mode '{self.mode.name}': {error}") from None
+
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list) -> Tensor:
         rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         lengths = gather_object([len(ids) for ids in completion_ids_list])
+        totals_N = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
+        unknown_N = rewards_NF.isnan().all(dim=1)
+        self._rewards_N = totals_N.masked_fill(unknown_N, torch.nan).cpu()
         if self._outcomes:
             verdicts = gather_object([outcome["correct"] for outcome in self._outcomes])
         else:
-            totals_N = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
-            unknown_N = rewards_NF.isnan().all(dim=1)
             pairs = zip(totals_N.tolist(), unknown_N.tolist(), strict=True)
             verdicts = [None if unknown else total > self.correct_above for total, unknown in pairs]
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -211,7 +225,7 @@ class ModeTrainer(GRPOTrainer):
     def _gather_layout(self) -> Layout:
         """Lengths, groups and row numbers of the new generation, of every rank."""
         facts_RCBF = self.accelerator.gather(row_facts(self._buffered_inputs)[None])
-        return Layout(*facts_RCBF.cpu().unbind(-1))
+        return layout_of(facts_RCBF)
 
     def _row_terms(self, batch_rows: int) -> Tensor:
         """Row terms (B,) of the current micro-batch; plans a new segment where one begins."""
@@ -291,8 +305,8 @@ class ModeTrainer(GRPOTrainer):
             terms_B = self._row_terms(len(inputs["completion_ids"]))
         else:
             window = Window(self._aggregation, self.horizon, self.match_scale)
-            layout = Layout(*row_facts([inputs])[None].cpu().unbind(-1))
-            terms_B = torch.from_numpy(window.add_segment(layout, 0, 1)[0, 0] * window.scalar)
+            terms_RcB = window.add_segment(layout_of(row_facts([inputs])[None]), 0, 1)
+            terms_B = torch.from_numpy(terms_RcB[0, 0] * window.scalar)
         terms_B = terms_B.to(self.accelerator.device)
         losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)

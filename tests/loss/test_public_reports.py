@@ -215,7 +215,7 @@ def test_kl_trains_groups_without_reward_spread() -> None:
         q = (low + high) / 2
         low, high = (q, high) if math.exp(q) - q - 1 < 0.2 else (low, q)
     logp_BT, mask_BT = torch.full((2, 3), -1.0, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
-    adv_B = advantages(tensor([1, 1]), torch.zeros(2))
+    adv_B = torch.from_numpy(advantages(tensor([1, 1]), torch.zeros(2)))
     policy_BT = SURROGATES["grpo"].fn(logp_BT, logp_BT, adv_B, mask_BT, SurrogateParams())
     assert _window_loss("token-mean", policy_BT, mask_BT).item() == CASES["D11"]["expected"]["policy_term"]
     loss_BT = policy_BT + 0.1 * kl_BT(logp_BT, logp_BT + q, mask_BT)

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from lossbench.errors import UsageError
 from lossbench.loss.modes import parse_mode
 from lossbench.loss.same_experiment import Setup, equalities
 from lossbench.loss.surrogates import SURROGATES, Constants, Surrogate, SurrogateParams
@@ -91,6 +92,51 @@ def test_what_counts_as_clipped() -> None:
     assert _clipped("vespo", [6.0] * 4, 1.0) == [True] * 4  # the product's log is 24, beyond 20; their mean is 6
     assert _clipped("vespo", [6.0] * 3, 1.0) == [False] * 3
     assert _clipped("sapo", [3.0], 1.0) is None  # a soft gate clips nothing
+
+
+def test_dppo_masks_tokens_that_move_further_out() -> None:
+    dppo = SURROGATES["dppo"]
+
+    def loss_and_grad(old: float, new: float, advantage: float, **constants) -> list[float]:
+        logp_BT = torch.tensor([[math.log(new)]], dtype=torch.float64, requires_grad=True)
+        old_BT, mask_BT = torch.tensor([[math.log(old)]]).double(), torch.ones(1, 1).bool()
+        loss = dppo.fn(logp_BT, old_BT, torch.tensor([advantage]).double(), mask_BT, SurrogateParams(**constants)).sum()
+        loss.backward()
+        assert logp_BT.grad is not None
+        return [loss.item(), logp_BT.grad.item()]
+
+    # tv: .5 → .6 stays inside .2: −r·A = −1.2, and its gradient is the same; .5 → .8 is out upwards, in downwards
+    assert loss_and_grad(0.5, 0.6, 1.0) == pytest.approx([-1.2, -1.2])
+    assert loss_and_grad(0.5, 0.8, 1.0) == [0, 0]
+    assert loss_and_grad(0.5, 0.8, -1.0) == pytest.approx([1.6, 1.6])
+    assert loss_and_grad(0.5, 0.2, -1.0) == [0, 0]
+    assert loss_and_grad(0.5, 0.8, 1.0, dppo_delta_high=0.31) == pytest.approx([-1.6, -1.6])
+    # a rare token may grow fivefold: .01 → .05 moves .04
+    assert loss_and_grad(0.01, 0.05, 1.0) == pytest.approx([-5, -5])
+    # kl: .5·log(.5/.8) + .5·log(.5/.2) = .2231
+    for delta, kept in ((0.22, 0.0), (0.23, -1.6)):
+        got = loss_and_grad(0.5, 0.8, 1.0, dppo_divergence="kl", dppo_delta_high=delta)
+        assert got == pytest.approx([kept, kept])
+
+
+def test_reinforce_is_the_log_probability_times_the_advantage() -> None:
+    # ratio 2 has no part in it: −1·(−1) = 1
+    assert _loss(SURROGATES["reinforce"], None, math.log(2), 1.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"dppo_delta_high": 0}, ["dppo_delta_high = 0", "greater than 0"]),
+        ({"dppo_delta_low": 1.5}, ["dppo_delta_low = 1.5", "less than or equal to 1"]),
+        ({"dppo_divergence": "js"}, ["dppo_divergence = 'js'", "'kl'"]),
+        ({"vespo_lambda_pos": 0}, ["vespo_lambda_pos = 0", "greater than 0"]),
+    ],
+)
+def test_a_constant_out_of_range_is_one_line(keys: dict, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_recipe(keys, "r")
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
 def test_one_prompt_a_step_is_one_prompt_only_where_a_generation_feeds_one_step() -> None:

@@ -10,7 +10,8 @@ from lossbench.loss.window import window_weights
 #   L = 1, 4, 16, 4    N = 4    T = 25    H = 10
 #   prompts 0, 0, 0, 1: P = 2, T_g = 21, 21, 21, 4
 #   micro-batches 0, 0, 1, 1: M = 2, T_m = 5, 5, 20, 20
-LENGTHS, PROMPTS, MICRO_BATCHES, HORIZON = [1, 4, 16, 4], [0, 0, 0, 1], [0, 0, 1, 1], 10
+#   advantages 2, -1, -1, 0: prompt 0 has k₊ = 1 with 1 token, k₋ = 2 with 20; prompt 1 has no spread
+LENGTHS, PROMPTS, MICRO_BATCHES, ADVANTAGES, HORIZON = [1, 4, 16, 4], [0, 0, 0, 1], [0, 0, 1, 1], [2, -1, -1, 0], 10
 ROOT = 10**0.5
 BY_HAND = {
     "token-mean": [1 / 25] * 4,  # 1/T
@@ -20,6 +21,8 @@ BY_HAND = {
     "token-sum": [1.0] * 4,
     "prompt-mean": [1 / 42, 1 / 42, 1 / 42, 1 / 8],  # 1/(2·21), 1/(2·4)
     "micro-token-mean": [1 / 10, 1 / 10, 1 / 40, 1 / 40],  # 1/(2·5), 1/(2·20)
+    "balanced": [1 / 6, 1 / 60, 1 / 60, 0],  # (1/3)/(2·1), (2/3)/(2·20)
+    "live-token-mean": [1 / 21, 1 / 21, 1 / 21, 0],  # 1/(1 + 4 + 16)
     # L^(α−1)/(N·H^α)
     "length-power:0": [1 / 4, 1 / 16, 1 / 64, 1 / 16],  # L⁻¹/4
     "length-power:0.5": [1 / (4 * ROOT), 1 / (8 * ROOT), 1 / (16 * ROOT), 1 / (8 * ROOT)],  # L^(−½)/(4·√10)
@@ -37,7 +40,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_weights_of_four_completions(name: str) -> None:
     lengths_N, groups_N, micro_N = torch.tensor(LENGTHS), torch.tensor(PROMPTS), torch.tensor(MICRO_BATCHES)
-    weights_N = window_weights(name, lengths_N, groups_N, horizon=HORIZON, micro_ids_N=micro_N)
+    weights_N = window_weights(name, lengths_N, groups_N, horizon=HORIZON, micro_ids_N=micro_N, advantages_N=ADVANTAGES)
     assert weights_N.tolist() == pytest.approx(BY_HAND[name], rel=1e-14)
 
 

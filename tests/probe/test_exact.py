@@ -75,7 +75,7 @@ def simulated_drift(mode, windows: int) -> tuple[float, float]:
     hazard = POLICY.stops[WRONG]
     for window in range(windows):
         lengths_N = torch.from_numpy(lengths_WN[window])
-        adv_N = advantages(torch.from_numpy(correct_WN[window].astype(float)), groups_N, mode.scale_rewards).numpy()
+        adv_N = advantages(torch.from_numpy(correct_WN[window].astype(float)), groups_N, mode.scale_rewards)
         along_N = ~correct_WN[window] * hazard_score(lengths_WN[window], hazard) * 2 * length_slope(hazard)
         for i, agg_mode in enumerate((mode.aggregation, "seq-mean-token-sum")):
             weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=128.0)

@@ -155,7 +155,9 @@ def oat_rows() -> Iterator[Comparison]:
         group_ids = torch.arange(len(case["rewards"])) // case["group_size"]
         constant = row["critic_type"] == "drgrpo" or row["remove_len_bias"]
         centred = row["critic_type"] == "drgrpo" or row["remove_std_bias"]
-        adv_B = advantages(tensor(case["rewards"]), group_ids, "none" if centred else "group", eps=1e-8)
+        adv_B = torch.from_numpy(
+            advantages(tensor(case["rewards"]), group_ids, "none" if centred else "group", eps=1e-8)
+        )
         mask_BT = tensor(case["response_mask"]).bool() & tensor(case["row_mask"]).bool()[:, None]
         params = SurrogateParams(epsilon_low=case["cliprange"], epsilon_high=case["cliprange"])
         loss_BT = SURROGATES["grpo"].fn(logp_BT, old_BT, adv_B, mask_BT, params)

@@ -11,7 +11,10 @@ from lossbench.training.run_spec import RunSpec, Settings
 
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
 AGG_MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-BEYOND = ["gspo", "luspo", "vespo", "gmpo@prompt-mean/batch", "grpo@length-power:0.5/none", "cispo@delta-l:0.75/none"]
+BEYOND = [
+    "gspo", "luspo", "vespo", "gmpo@prompt-mean/batch", "grpo@length-power:0.5/none", "cispo@delta-l:0.75/none",
+    "dppo@balanced/loo", "reinforce@live-token-mean/none+whiten-tokens", "grpo@token-mean/length-weighted+group",
+]  # fmt: skip
 
 # Two optimizer steps per generation, so that ratios leave 1 and every surrogate's own part is passed through.
 SETTINGS = Settings(
@@ -36,4 +39,5 @@ def test_it_trains(mode, tmp_path):
     assert steps["grad_norm"].max() > 0
     rollouts = pd.read_parquet(tmp_path / "rollouts.parquet")
     assert rollouts.groupby("step").size().tolist() == [8, 8, 8]
-    assert (rollouts["token_weight"] > 0).all()
+    looks_at_advantages = parse_mode(mode).aggregation.entry.needs_advantages
+    assert (rollouts["token_weight"] > 0).all() or (looks_at_advantages and rollouts["token_weight"].any())

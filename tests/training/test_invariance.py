@@ -10,6 +10,7 @@ from lossbench.loss.surrogates import SURROGATES
 
 AGG_MODES = [f"{entry.name}:0.5" if entry.takes_alpha else entry.name for entry in AGGREGATIONS.values()]
 MODES = [f"grpo@{name}" for name in AGG_MODES if not name.startswith("micro")]
+WHITENED = "grpo@balanced/length-weighted+whiten-tokens"
 OTHER_SURROGATES = [f"{name}@token-mean/none" for name in SURROGATES if name != "grpo"]
 
 
@@ -21,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def whole(root: str) -> dict[str, Trained]:
     """The step of each mode with all 16 rows in one micro-batch."""
-    return {mode: _cut(root, mode, 16) for mode in MODES}
+    return {mode: _cut(root, mode, 16) for mode in [*MODES, WHITENED]}
 
 
 def _cut(root: str, mode: str, rows: int, **changes) -> Trained:
@@ -29,7 +30,7 @@ def _cut(root: str, mode: str, rows: int, **changes) -> Trained:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, WHITENED])
 def test_micro_batches(root: str, whole: dict[str, Trained], mode: str, rows: int) -> None:
     cut = _cut(root, mode, rows)
     assert relative(cut.gradients[0], whole[mode].gradients[0]) < 1e-5
@@ -147,7 +148,7 @@ def test_matched_scale_keeps_the_direction_and_has_one_normaliser(root: str, who
 
 @pytest.mark.parametrize(
     ("modes", "rows"),
-    [(MODES[:1], (4,)), pytest.param(MODES, (4, 8), marks=pytest.mark.slow)],
+    [([MODES[0], WHITENED], (4,)), pytest.param(MODES, (4, 8), marks=pytest.mark.slow)],
     ids=["one-mode", "every-mode"],
 )
 def test_two_ranks(root: str, whole: dict[str, Trained], modes: list[str], rows: tuple[int, ...]) -> None:

@@ -1,0 +1,124 @@
+"""What a surrogate is: a batch made safe, the constants it takes, and the token losses it gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lossbench.loss.lazy import Tensor, torch
+from lossbench.loss.masked_sums import widen
+
+Level = Literal["token", "sequence", "sequence_token"]
+
+
+class Constants(BaseModel):
+    """The constants of a surrogate, with defaults, bounds and meaning; TRL's defaults unless a description says more.
+
+    The level of the importance ratio is common to all; vespo and gmpo have one for the correction of the KL term only.
+    `sequence` is one ratio per row, the exponential of its mean log-ratio; `sequence_token` the same value with a
+    gradient per token. Raises pydantic's ValidationError, a ValueError, for values out of bounds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    importance_sampling_level: Level = Field(default="token", description="level of the importance ratio")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch made safe: masked cells hold 0, log-probabilities are float32 or wider, advantages (B, 1) or (B, T)."""
+
+    logp_BT: Tensor
+    log_ratio_BT: Tensor
+    advantages_BX: Tensor
+    live_BT: Tensor
+
+    def log_weight(self, level: Level) -> Tensor:
+        """Log importance weight, (B, T); at sequence level the row's mean log-ratio, repeated."""
+        if level == "token":
+            return self.log_ratio_BT
+        mean_B1 = self.log_ratio_BT.sum(-1, keepdim=True) / self.live_BT.sum(-1, keepdim=True).clamp(min=1)
+        if level == "sequence":
+            return mean_B1.expand_as(self.log_ratio_BT)
+        return self.logp_BT - self.logp_BT.detach() + mean_B1.detach()
+
+    def ratio(self, constants: Constants) -> Tensor:
+        """Importance ratio (B, T) at the level that the constants name."""
+        return torch.exp(self.log_weight(constants.importance_sampling_level))
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """One surrogate: the token losses of a batch made safe, its constants, and what is known about it.
+
+    `clipped_of` marks where the clip or cap takes part of a token's gradient away; None where nothing is ever clipped.
+    `sequence_level` takes the ratio per row unless the constants ask for `sequence_token`. `corrects_sampler` says
+    whether the ratio to another sampler's probabilities may multiply the loss. `caution` gives a warning about
+    constants that are allowed but rarely meant.
+    """
+
+    name: str
+    loss_of: Callable[[Tokens, Any], Tensor]
+    clipped_of: Callable[[Tokens, Any], Tensor] | None
+    formula: str
+    source: str
+    caveat: str = ""
+    constants: type[Constants] = Constants
+    sequence_level: bool = False
+    corrects_sampler: bool = True
+    caution: Callable[[Any], str | None] = lambda constants: None
+
+    def constants_of(self, params: BaseModel | None = None) -> Constants:
+        """This surrogate's constants out of any model that has them (settings, a recipe); its defaults for the rest."""
+        found = self.constants() if params is None else params
+        if not isinstance(found, self.constants):
+            found = self.constants.model_validate(found, from_attributes=True)
+        if self.sequence_level and found.importance_sampling_level == "token":
+            found = found.model_copy(update={"importance_sampling_level": "sequence"})
+        return found
+
+    def fn(
+        self,
+        logp_BT: Tensor,
+        old_logp_BT: Tensor,
+        advantages_B: Tensor,
+        mask_BT: Tensor,
+        params: BaseModel | None = None,
+    ) -> Tensor:
+        """Token losses (B, T), 0 in masked cells. Raises ValueError for shapes that disagree."""
+        tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
+        return torch.where(tokens.live_BT, self.loss_of(tokens, self.constants_of(params)), 0.0)
+
+    def clipped_BT(
+        self,
+        logp_BT: Tensor,
+        old_logp_BT: Tensor,
+        advantages_B: Tensor,
+        mask_BT: Tensor,
+        params: BaseModel | None = None,
+    ) -> Tensor | None:
+        """Bool (B, T): live tokens with an advantage whose gradient the clip or cap changes; None as `clipped_of`."""
+        if self.clipped_of is None:
+            return None
+        with torch.no_grad():
+            tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
+            return self.clipped_of(tokens, self.constants_of(params)) & tokens.live_BT & (tokens.advantages_BX != 0)
+
+
+def safe_tokens(logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Tokens:
+    """Replace masked cells by 0 and widen half precision. Raises ValueError for shapes that disagree."""
+    for name, value in (("old_logp_BT", old_logp_BT), ("mask_BT", mask_BT)):
+        if value.shape != logp_BT.shape or logp_BT.ndim != 2:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, logp_BT {tuple(logp_BT.shape)}; valid: both (B, T)"
+            )
+    if advantages_B.shape not in (logp_BT.shape[:1], logp_BT.shape):
+        raise ValueError(f"advantages_B has shape {tuple(advantages_B.shape)}; valid: (B,) or (B, T)")
+    live_BT = mask_BT if mask_BT.dtype == torch.bool else mask_BT != 0
+    logp_BT, old_BT = widen(logp_BT), widen(old_logp_BT)
+    advantages_BX = advantages_B.to(logp_BT.dtype)
+    advantages_BX = advantages_BX[:, None] if advantages_BX.ndim == 1 else torch.where(live_BT, advantages_BX, 0.0)
+    return Tokens(
+        torch.where(live_BT, logp_BT, 0.0), torch.where(live_BT, logp_BT - old_BT, 0.0), advantages_BX, live_BT
+    )
