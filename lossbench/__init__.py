@@ -1,6 +1,6 @@
 """lossbench: side-by-side evidence on GRPO loss modes.
 
-The names below load on first use, so that importing the package (and `lossbench --help`) costs nothing heavy.
+The names below load on first use, so that importing the package (and `lossbench --help`) loads nothing heavy.
 """
 
 import os

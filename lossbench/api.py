@@ -51,7 +51,7 @@ def run_sweep(
 
     `recipe` is a built-in name, a TOML file, or a recipe's keys. `overrides` are keys of a recipe (`modes`, `seeds`,
     `steps`, `model` …) and options of `lossbench sweep` (`out`, `jobs`, `executor`, `fresh`, `retry_failed` …).
-    `watch` is told of notes, starts, steps and ends. Runs that fail are in `Sweep.runs` with their reason.
+    `watch` receives notes, starts, steps and ends. Runs that fail are in `Sweep.runs` with their reason.
 
     Raises UsageError, before anything is written, for what cannot be run as asked.
     """
@@ -63,7 +63,7 @@ def run_sweep(
 
 
 def load(path: str | Path | None = None) -> "Sweep":
-    """The sweep in folder `path`, or the newest below `results/`. Raises UsageError where there is none."""
+    """The sweep in folder `path`, or the newest below `results/`. Raises UsageError if none exists."""
     tables = load_tables(newest_sweep(RESULTS) if path is None else path)
     return Sweep(tables.path, tables.spec, tables.problems)
 

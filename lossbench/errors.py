@@ -1,4 +1,4 @@
-"""The error a user can mend, and the one-line wording that all of them share."""
+"""The error a user can fix, and the one-line wording that all of them share."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -9,7 +9,7 @@ class UsageError(ValueError):
 
 
 def one_line(error: object, most: int = 200) -> str:
-    """What an exception of a library says, as one line of at most `most` characters.
+    """Message of a library's exception as one line of at most `most` characters.
 
     >>> one_line(OSError("cannot read\\n  the file"))
     'cannot read the file'

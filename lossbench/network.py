@@ -6,11 +6,11 @@ from urllib.parse import urlsplit
 
 
 def no_hub() -> str | None:
-    """Why nothing can be fetched from the hub, or None."""
+    """Reason why nothing can be fetched from the hub, or None."""
     from huggingface_hub import constants
 
     if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE forbids to fetch it"
+        return "HF_HUB_OFFLINE is set, so it is not downloaded"
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return None
     host = urlsplit(constants.ENDPOINT)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 from lossbench.errors import UsageError
 
@@ -21,6 +22,15 @@ def clean(text: str) -> str:
     '\\u001b[31mred\\u202e'
     """
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def clean_all(value: Any) -> Any:
+    """A value of JSON with every text in it `clean`."""
+    if isinstance(value, dict):
+        return {clean_all(key): clean_all(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [clean_all(item) for item in value]
+    return clean(value) if isinstance(value, str) else value
 
 
 def path_component(name: object, what: str) -> str:

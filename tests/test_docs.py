@@ -147,3 +147,8 @@ def test_a_script_trains_under_any_mode(your_own):
 def test_a_log_format_of_your_own_is_read(your_own):
     row = your_own["runs ingested"].splitlines()[-1]
     assert "grpo" in row and "44.5" in row
+
+
+def test_a_surrogate_of_your_own_has_its_constant(your_own):
+    # ratios 2 and 1, squared, times an advantage of 1, with the sign turned
+    assert eval(your_own["surrogate.py"]) == [pytest.approx([-4.0, -1.0])]

@@ -96,7 +96,7 @@ class _Data:
         ]
         keys = [key for key in shared if all(np.isfinite(found[key]) for found in values.values())]
         left_out = [
-            f"{pair_label(key)}: {untaught.get(_policy(key), 'not completed in every arm')}"
+            f"{pair_label(key)}: {untaught.get(_policy(key), 'not completed in every mode')}"
             for key in every
             if key not in shared
         ]
@@ -116,13 +116,13 @@ class _Data:
         if len(self.keys) >= 2:
             return None
         if not self.keys and self.undefined:
-            why = f"{self.claim.metric} has no value in any seed that all its arms have"
+            why = f"{self.claim.metric} has no value in any seed that all its modes share"
         elif not self.keys and self.untaught:
-            why = "the policies of its null arms never learned, so nothing could have come of any mode"
+            why = "the policies of its null control never learned, so nothing could have come of any mode"
         elif not self.keys:
-            why = "its arms have no completed seeds in common"
+            why = "its modes have no completed seeds in common"
         else:
-            why = "there is only one seed that all its arms have with a value"
+            why = "only one seed has a value in all its modes"
         remedy = f"at least {seeds_needed(ALPHA)} seeds common to {', '.join(self.claim.arms)}"
         reason = f"cannot be tested because {why}"
         return Verdict(
@@ -169,7 +169,7 @@ def _policy(key: Hashable) -> Hashable:
 def _untaught(claim: Claim, metrics: pd.DataFrame) -> dict[Hashable, str]:
     """The policies on which an arm of a null control never learned, with the words for it.
 
-    There, equal lengths of two modes say nothing: no mode had anything to act on.
+    There, equal lengths of two modes are no evidence: no mode had anything to act on.
     """
     found: dict[Hashable, str] = {}
     for arm in (arm for arm in claim.arms if arm in NULL_ARMS):
@@ -231,7 +231,7 @@ def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verd
 
 def _ratio_equivalent(claim: Claim, ratio_values: tuple[np.ndarray, np.ndarray] | None, numbers: Verdict) -> _Draft:
     if ratio_values is None or claim.margin is None:
-        raise ValueError(f"claim {claim.id}: a ratio needs two arms and a margin")
+        raise ValueError(f"claim {claim.id}: a ratio needs two modes and a margin")
     a, b = ratio_values
     if not (np.all(a > 0) and np.all(b > 0)):
         reason = f"cannot be tested because {claim.metric} is not positive in every run, so it has no ratio"
@@ -299,7 +299,7 @@ def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) 
 
 
 def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tuple[str, str] | None:
-    """Why a probe cannot decide its claim, and what would; None where it can."""
+    """Reason why a probe cannot decide its claim, and the remedy; None if it can."""
     if not enough_alphas:
         return "the probe has too few values of α", "a probe with three or more values of α"
     if dose.pairs < 2:
@@ -315,7 +315,7 @@ def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
     """The verdict on the probe's claim; None (no probe file) is not tested."""
     if dose is None:
         remedy = "lossbench probe with length-power:α for several α"
-        return Verdict(claim, "not tested", "there is no probe file", remedy)
+        return Verdict(claim, "not tested", "no probe file", remedy)
     order = np.argsort(dose.alphas)
     alphas, drift = np.array(dose.alphas)[order], np.array(dose.drift)[order]
     lack = _lack_of(dose, len(alphas) >= 3, drift)

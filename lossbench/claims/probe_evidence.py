@@ -1,4 +1,4 @@
-"""What a report shows of a sweep's probes: which of the files there are about its policies, and what they say."""
+"""A sweep's probes as evidence for its report: the files about its policies, and their findings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from lossbench.probe.realised import (
     run_totals,
     trained_drifts,
 )
+from lossbench.probe.response import CurvePoint, Parts, Slopes, drift_parts, response_curves, sentence, slopes
 from lossbench.store.read import Sweep
 
 if TYPE_CHECKING:
@@ -35,15 +36,20 @@ class FrozenProbe:
 
     `policies` are its policies by name, with warm start where there is one; their pairs are pooled (`pooled`), and
     `drifts_by_policy` has those of incorrect length (first metric, equal row weight) of each where there are several.
-    `drifts` are of the sweep's modes, `dose` of incorrect and correct length in the first metric; `claim` is what the
+    `drifts` are of the sweep's modes; `parts`, `slopes` and `curves` say how incorrect length responds, in the first
+    metric; `sentence` sums them up. `dose` of incorrect and correct length in the first metric; `claim` is what the
     claim on the dose needs; `orders` stand against the realised late lengths.
     """
 
     policies: list[str]
+    sentence: str
     pairs: int
     completions: int
     lengths: list[LengthFacts]
     drifts: list[Drift]
+    parts: list[Parts]
+    slopes: Slopes
+    curves: list[CurvePoint]
     drifts_by_policy: list[list[Drift]]
     mechanism: list[Mechanism]
     dose: list[DoseResponse]
@@ -53,7 +59,7 @@ class FrozenProbe:
 
 @dataclass(frozen=True)
 class ProbeSection:
-    """The frozen probe, None where there is none; `trained` from probes along the runs, with `agreement` over runs.
+    """The frozen probe, None if absent; `trained` from probes along the runs, with `agreement` over runs.
 
     `left_out` names files of the sweep's `probe/` folder that are about other policies, `problems` those that could
     not be read.
@@ -144,7 +150,7 @@ def pooled(probes: Sequence[Projections]) -> Projections:
 
 
 def _draws(probe: Projections, place: int) -> Any:
-    """What probes of the same prompts and draws have in common. Files without it were all drawn with the user's seed;
+    """Key shared by probes of the same prompts and draws. Files without it were all drawn with the user's seed;
     recorded completions, and what is not known, are of their own."""  # fmt: skip
     facts = probe.facts
     if facts.get("rollouts") or "settings" not in facts:
@@ -159,12 +165,17 @@ def _frozen(probes: list[Projections], sweep: Sweep, metrics: "pd.DataFrame") ->
     modes = list({mode.name: mode for mode in map(mode_of, records(sweep.runs))}.values())
     metric = probe.metrics[0]
     apart = [drift_table(one, shared) for one in probes] if len(probes) > 1 else []
+    drifts, parts = table.rows(modes), [drift_parts(table, mode, metric) for mode in modes]
     return FrozenProbe(
+        sentence=sentence([row for row in drifts if row.metric == metric], parts),
+        parts=parts,
+        slopes=slopes(probe, metric),
+        curves=response_curves(probe, metric),
         policies=[policy_label(one) for one in probes],
         pairs=len(probe.windows_of_pair()),
         completions=len(probe.pool("lengths_N")),
         lengths=length_facts(probe),
-        drifts=table.rows(modes),
+        drifts=drifts,
         drifts_by_policy=[[one.drift(mode, "incorrect", metric, "row-weight") for mode in modes] for one in apart],
         mechanism=[mechanism(probe, mode, table.micro_batch_rows) for mode in modes],
         dose=[dose_response(table, direction, metric) for direction in ("incorrect", "correct")],

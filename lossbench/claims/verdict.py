@@ -1,4 +1,4 @@
-"""What judging a claim yields: plain data that reports print."""
+"""Verdicts on claims: plain data that reports print."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lossbench.stats import Interval
 Status = Literal["supported", "contradicted", "inconclusive", "not tested"]
 
 NOTHING = Interval(float("nan"), float("nan"), float("nan"))
-"""The interval of an effect that there is not."""
+"""The interval of an effect that does not exist."""
 
 
 def three_digits(value: float, sign: str = "") -> str:
@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class DoseResponse:
-    """What the probe found along α of length-power:α, for the claim on it; arrays as tuples of equal length.
+    """Findings of the probe along α of length-power:α, for the claim on it; arrays as tuples of equal length.
 
     `drift` is the predicted drift of incorrect length relative to seq-mean-token-sum with its 95 % interval;
     `p_falling` is the one-sided p, over independent pairs of batches, of a slope against α that is not below 0, and

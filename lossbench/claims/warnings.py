@@ -1,4 +1,4 @@
-"""What a reader of a sweep must be warned of: a closed catalogue, each entry with its remedy.
+"""Warnings to the reader of a sweep: a closed catalogue, each entry with its remedy.
 
 Every check is a pure function of the runs' metrics, the planned runs and the recipe; `find_notices` runs them all.
 """
@@ -66,7 +66,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the checks look at; `versions` maps run_id to {package: version}, empty where unknown."""
+    """Input of the checks; `versions` maps run_id to {package: version}, empty where unknown."""
 
     metrics: pd.DataFrame
     runs: pd.DataFrame
@@ -151,7 +151,7 @@ def _damaged_files(evidence: Evidence) -> Iterator[str]:
     yield from evidence.problems
 
 
-@_entry("duplicated-cells", "error", "keep one run per arm and seed; the first of each is used")
+@_entry("duplicated-cells", "error", "keep one run per mode and seed; the first of each is used")
 def _duplicated_cells(evidence: Evidence) -> Iterator[str]:
     seen: dict[tuple, int] = {}
     for run in records(evidence.metrics):
@@ -206,7 +206,7 @@ def _too_few_seeds(evidence: Evidence) -> Iterator[str]:
             yield f"{', '.join(arms)}: {' or '.join(map(str, numbers))} completed seeds, {reach}"
 
 
-@_entry("unpaired-seeds", "warning", "run the missing seeds; only seeds that both arms have are compared")
+@_entry("unpaired-seeds", "warning", "run the missing seeds; only seeds that both modes have are compared")
 def _unpaired_seeds(evidence: Evidence) -> Iterator[str]:
     keys = {arm: set(arm_values(evidence.metrics, arm, "late_length_mean")) for arm in arms_of(evidence.metrics)}
     every = set().union(*keys.values()) if keys else set()
@@ -222,7 +222,7 @@ def _truncation(evidence: Evidence) -> Iterator[str]:
     for arm, share in _arm_means(evidence.metrics, "late_truncated_frac"):
         wrong = incorrect.get(arm, 0.0)
         if share >= 1:
-            yield f"{arm}: every late completion is cut at the cap, so its lengths say nothing"
+            yield f"{arm}: every late completion is cut at the cap, so its lengths hold no information"
         elif max(share, wrong) > TRUNCATION_LIMIT:
             of_them = f", {wrong:.0%} of the incorrect ones" if arm in incorrect else ""
             yield (
@@ -252,7 +252,7 @@ def _not_judged(evidence: Evidence, count: str) -> Iterator[str]:
     yield from (f"{arm}: {UNJUDGED[count].format(number)}" for arm, number in total.items())
 
 
-@_entry("verifier-errors", "warning", "read the verifier's own words in log.txt of the runs, mend it or the answers, "
+@_entry("verifier-errors", "warning", "read the verifier's own message in log.txt of the runs, fix it or the answers, "
         "and run the same command with --fresh")  # fmt: skip
 def _verifier_errors(evidence: Evidence) -> Iterator[str]:
     yield from _not_judged(evidence, "verifier_errors")
@@ -305,9 +305,9 @@ def _no_incorrect(evidence: Evidence) -> Iterator[str]:
     accuracy = dict(_arm_means(evidence.metrics, "late_accuracy"))
     for arm, share in accuracy.items():
         if share == 1:
-            yield f"{arm}: no late completion is incorrect, so there is no incorrect length"
+            yield f"{arm}: no late completion is incorrect, so the incorrect length is undefined"
         elif share == 0:
-            yield f"{arm}: no late completion is correct, so there is no correct length"
+            yield f"{arm}: no late completion is correct, so the correct length is undefined"
 
 
 @_entry("means-of-means", "note", "record completions to get pooled lengths")

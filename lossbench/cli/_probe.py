@@ -1,13 +1,14 @@
 """`lossbench probe` between its options and its tables: reading the options, progress, files."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from lossbench.cli._probe_output import print_findings, write_findings
+from lossbench.cli._shared import print_table
 from lossbench.errors import UsageError
 from lossbench.probe.measure import Progress, check_writable, file_name, measure, probe_path
 
@@ -22,11 +23,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the projections: modes, exponents, the run to forecast, rows per micro-batch."""
+    """Request for the projections: modes, exponents, the run to forecast, rows per micro-batch."""
 
     modes: "list[Mode]"
     alphas: list[float]
     training: dict[str, Any]
+    cap: int
     micro_batch_rows: int | None = None
 
 
@@ -48,7 +50,13 @@ def question(modes: str, alphas: str, recipe: str, micro_batch_rows: int | None)
     rows = plan.per_device_train_batch_size * plan.gradient_accumulation_steps
     training = {"steps": plan.steps, "rows_per_step": rows, "learning_rate": plan.learning_rate,
                 "seeds": len(plan.seeds)}  # fmt: skip
-    return Question(read, sorted({item.alpha for item in bound if item.alpha is not None}), training, micro_batch_rows)
+    return Question(
+        read,
+        sorted({item.alpha for item in bound if item.alpha is not None}),
+        training,
+        plan.max_completion_length,
+        micro_batch_rows,
+    )
 
 
 def items(text: str) -> list[Any]:
@@ -75,7 +83,7 @@ def label(policy: str, params: dict[str, Any]) -> str | None:
 def load_options(
     policy: str, lora: str | None, dtype: str | None, device: str, policy_params: dict[str, Any]
 ) -> dict[str, Any]:
-    """Those of `load_policy`. Raises UsageError for what the policy does not take."""
+    """Keyword arguments of `load_policy`. Raises UsageError for what the policy does not take."""
     from lossbench.policies import BUILT_IN
     from lossbench.policies.adapters import parse_lora
     from lossbench.policies.hardware import placement
@@ -127,11 +135,26 @@ def _tell(progress: Progress, asked: Question, say: Say) -> None:
     say(f"step {progress.step}: pair {done} of {pairs}, {progress.wall_s:.0f} s{left}{so_far}")
 
 
-def answer(probes: "Sequence[Projections]", asked: Question, out: Path | None, format: str, say: Say) -> None:
+def print_cost(jobs: "Sequence[ProbeJob]", format: str) -> None:
+    """Cost of a probe at the head, by arithmetic. Raises UsageError where it does not fit, or is of no head."""
+    from lossbench.probe.cost import cost_of
+    from lossbench.probe.head_engine import HEAD
+
+    job = jobs[0]
+    if job.built_in or job.params != (HEAD,):
+        raise UsageError("--dry-run is for a model of your own at its head: give --model and --params head")
+    cost = cost_of(job)
+    print_table([{"model": job.name, "pairs": job.settings.pairs * len(jobs), **asdict(cost)}], None, format)
+    cost.check()
+
+
+def answer(
+    probes: "Sequence[Projections]", asked: Question, out: Path | None, format: str, say: Say, detail: bool = False
+) -> None:  # fmt: skip
     """Analyse, write into `out` where there is one, and print."""
     from lossbench.probe.findings import findings
 
     found = [findings(probe, asked.modes, asked.alphas, asked.training, asked.micro_batch_rows) for probe in probes]
     if out is not None:
         write_findings(out, found, say)
-    print_findings(found, format, say)
+    print_findings(found, format, say, detail)

@@ -10,7 +10,6 @@ from lossbench.cli._shared import print_table, show
 from lossbench.probe.drift import Drift
 from lossbench.probe.findings import Findings
 
-_TABLE = ["mode", "length", "drift", "ci_low", "ci_high", "t", "adam_drift", "adam_t", "raw", "note"]
 _MOST_CUT = 0.05
 
 
@@ -40,8 +39,8 @@ def _records(found: Sequence[Findings]) -> Iterator[dict[str, Any]]:
         yield from ({"policy": one.policy, "step": one.step, **asdict(row)} for row in one.drifts)
 
 
-def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], None]) -> None:
-    """JSON: everything. CSV: every drift. Table, Markdown: drifts at equal row weight, dose-response."""
+def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], None], detail: bool = False) -> None:
+    """JSON: everything. CSV: every drift. Table, Markdown: a sentence and a row per mode; with `detail` all tables."""
     if format == "json":
         show(json.dumps([one.as_dict() for one in found], indent=2, allow_nan=False))
         return
@@ -50,8 +49,10 @@ def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], 
         return
     for one in found:
         say(_headline(one))
-        for rows, columns in ((_drift_rows(one), _TABLE), (_beside_rows(one), None), (_dose_rows(one), None)):
-            print_table(rows, columns, format)
+        show(one.sentence)
+        print_table(_mode_rows(one), None, format)
+        for rows in _detail(one) if detail else ():
+            print_table(rows, None, format)
         for line in _forecast_lines(one):
             say(line)
 
@@ -66,15 +67,37 @@ def _headline(found: Findings) -> str:
             f"parameters: {found.parameters}{cut}")  # fmt: skip
 
 
+def _mode_rows(found: Findings) -> list[dict[str, Any]]:
+    """Per mode the drift of wrong answers' length, its two parts, and the share that is cancelled."""
+    parts = {part.mode: part for part in found.parts if part.metric == found.parts[0].metric}
+    return [
+        {"mode": row.mode, "wrong_length": row.drift, "ci_low": row.low, "ci_high": row.high,
+         "from_wrong": parts[row.mode].from_wrong, "from_right": parts[row.mode].from_right,
+         "rho": parts[row.mode].cancelled, "rho_low": parts[row.mode].cancelled_low,
+         "rho_high": parts[row.mode].cancelled_high, "note": row.note}
+        for row in _of_incorrect(found) if row.match == "row-weight"
+    ]  # fmt: skip
+
+
+def _detail(found: Findings) -> Iterator[list[dict[str, Any]]]:
+    yield _drift_rows(found)
+    yield _beside_rows(found)
+    yield _dose_rows(found)
+    yield [asdict(row) for row in found.slopes]
+    yield [asdict(row) for row in found.curves if row.metric == found.curves[0].metric]
+
+
 def _drift_rows(found: Findings) -> list[dict[str, Any]]:
+    adam = "adam_drift (head's use only)" if "head's use only" in found.parameters else "adam_drift"
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for drift in (row for row in found.drifts if row.match == "row-weight"):
         row = rows.setdefault((drift.mode, drift.direction), {"mode": drift.mode, "length": drift.direction})
         if drift.metric == "adam":
-            row |= {"adam_drift": drift.drift, "adam_t": drift.t}
+            row |= {adam: drift.drift, "adam_t": drift.t}
         else:
             row |= {"drift": drift.drift, "ci_low": drift.low, "ci_high": drift.high, "t": drift.t, "raw": drift.raw}
-        row["note"] = drift.note
+    for drift in found.drifts:
+        rows[drift.mode, drift.direction]["note"] = drift.note
     return list(rows.values())
 
 
@@ -112,7 +135,7 @@ def _forecast_lines(found: Findings) -> Iterator[str]:
             power = "" if row.power is None else f"; power with {row.seeds} seeds {row.power:.2f}"
             yield (
                 f"{row.mode}: a run of {row.steps} steps x {row.rows_per_step} completions would move incorrect length "
-                f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens against "
+                f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens vs "
                 f"seq-mean-token-sum, noise between runs {row.noise_tokens:.1f}{power}"
             )
         elif row.pairs_needed:

@@ -53,7 +53,7 @@ class Clock:
 
     @property
     def steps_done(self) -> int:
-        """Steps that need not be waited for."""
+        """Steps that are no longer awaited."""
         return self.steps_total - sum(self.left_of.values())
 
     def left(self) -> str:
@@ -91,7 +91,7 @@ class Lines(Watch):
         yield lambda done, total: None
 
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
-        """How much there is to do."""
+        """Number of runs to make."""
         at_once = "as many at once as the queue lets" if slots is None else f"{slots} at once"
         talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {at_once}")
         self.clock = Clock(left)

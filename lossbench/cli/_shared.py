@@ -1,4 +1,4 @@
-"""What the commands share: option types, one way to print a table, and the rule that talk goes to stderr."""
+"""Shared by the commands: option types, tables on stdout, progress and warnings on stderr."""
 
 import codecs
 import csv
@@ -19,7 +19,7 @@ GRID, TRAINING, EXECUTION, OUTPUT = "Grid", "Training", "Execution", "Output"
 
 
 class Format(StrEnum):
-    """How data are printed on stdout."""
+    """Output format of data on stdout."""
 
     table = "table"
     json = "json"

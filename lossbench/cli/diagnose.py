@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lossbench.cli._options import mapping
-from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.cli._shared import Format, FormatOption, print_table, show
 
 if TYPE_CHECKING:
     from lossbench.diagnosis.diagnose import Diagnosis
@@ -29,7 +29,7 @@ def diagnose(
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """What grew and what did not, what the loss pushed, what else could be the cause, and what to change.
+    """Diagnose a run: what grew, what the loss pushed, what else could be the cause, and what to change.
 
     Example: lossbench diagnose my-run/ --mode grpo
     """
@@ -51,7 +51,7 @@ def diagnose(
     if format != Format.table:
         print_table([_row(item, nested=format == Format.json) for item in found], None, format)
     elif len(found) <= _IN_FULL:
-        typer.echo("\n\n".join("\n".join(lines(item)) for item in found))
+        show("\n\n".join("\n".join(lines(item)) for item in found))
     else:
         print_table([_row(item, nested=False) for item in found], None, format)
 

@@ -11,7 +11,7 @@ _PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
 def doctor(format: FormatOption = Format.table) -> None:
-    """Check the installed TRL against this program's definitions, in seconds; exit code 1 where they drifted apart.
+    """Check the installed TRL against this program's definitions, in seconds; exits with 1 if they differ.
 
     Example: lossbench doctor
     """

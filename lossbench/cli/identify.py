@@ -1,6 +1,7 @@
 """`lossbench identify`: which loss mode a piece of code computes."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ _COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence"
 
 
 def identify(
-    target: Annotated[str, typer.Argument(help="A loss function, as file.py:name.")],
+    target: Annotated[str | None, typer.Argument(help="A loss function, as file.py:name.")] = None,
     call: Annotated[
         str | None,
         typer.Option(
@@ -23,12 +24,21 @@ def identify(
             "'loss(logp, old_logp, advantages[:, None], mask)'."
         ),
     ] = None,
+    trl: Annotated[Path | None, typer.Option(help="Settings instead: a GRPOConfig as JSON or YAML.")] = None,
+    verl: Annotated[Path | None, typer.Option(help="Settings instead: verl's .hydra/config.yaml.")] = None,
+    swift: Annotated[Path | None, typer.Option(help="Settings instead: ms-swift's args.json.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Name the aggregation that a loss function computes, its divisor and its scope, from its gradient.
+    """Name the aggregation that a loss function computes, its divisor and scope, or the mode that settings give.
 
     Example: lossbench identify my_trainer.py:compute_loss
     """
+    given = [item for item in (target, trl, verl, swift) if item is not None]
+    if len(given) != 1:
+        raise UsageError("give one of: a loss function as file.py:name, --trl FILE, --verl FILE, --swift FILE")
+    if target is None:
+        _identify_settings(Path(given[0]), format)
+        return
     from lossbench.diagnosis.loss_code import identify_loss
     from lossbench.user_code import attribute_of
 
@@ -38,6 +48,22 @@ def identify(
     else:
         row = {**asdict(found), "sentence": found.sentence, "notes": "; ".join(found.notes) or None}
         print_table([row], _COLUMNS, format)
+
+
+def _identify_settings(file: Path, format: Format) -> None:
+    """Print the mode that a framework's settings give, with the caveats of its parts."""
+    from lossbench.ingest.run_config import mode_of_config, read_config
+    from lossbench.loss.modes import parse_mode
+
+    name = mode_of_config(read_config(file))
+    if name is None:
+        raise UsageError(f"{file}: names no loss mode that lossbench knows; see `lossbench modes`")
+    mode = parse_mode(name)
+    caveats = [text for text in (mode.aggregation.entry.caveat, mode.surrogate.caveat) if text]
+    if format == Format.table:
+        typer.echo("\n".join([f"{mode.name} = {mode.triple}", *(f"  {text}" for text in caveats)]))
+    else:
+        print_table([{"mode": mode.name, "triple": mode.triple, "caveats": "; ".join(caveats)}], None, format)
 
 
 def _adapter(expression: str | None) -> Any:

@@ -93,7 +93,7 @@ def ingest(
 
 
 def _columns_read(run_id: str, state: "Mapping[str, Any]") -> str:
-    """Which column became which field of a run, and what was not used."""
+    """Columns by the fields that they became, and the columns not used."""
     first = ("reward", "reward_mean", "length", "length_mean")
     columns = sorted(state["columns"].items(), key=lambda pair: pair[0] not in first)
     line = f"{run_id} ({state['name']}): " + ", ".join(f"{ours} ← {column}" for ours, column in columns)
@@ -127,7 +127,7 @@ def _weight(name: str, value: str) -> float:
 
 def _token_counter(reference: str) -> "tuple[CountTokens, str | None]":
     """Counter of the tokens of texts, special tokens left out, and the text of the EOS. Raises UsageError where the
-    tokenizer cannot be had."""
+    tokenizer is not available."""
     from lossbench.policies.hub import load_tokenizer
 
     tokenizer = load_tokenizer(reference)

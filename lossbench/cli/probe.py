@@ -9,6 +9,7 @@ from lossbench.cli import _options as o
 from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING, Format, FormatOption, QuietOption, talk
 from lossbench.errors import UsageError
 
+_RECIPE = "dr-grpo"
 POLICY, WHAT = "Policy and rollouts", "Modes"
 _MODES = (
     "grpo,dapo,grpo@prompt-mean,dr_grpo,grpo@seq-mean-token-mean/none,grpo@token-mean/none,grpo@prompt-mean/none,"
@@ -26,7 +27,7 @@ def probe(
     ] = None,
     recipe: Annotated[
         str, typer.Option(help="Recipe whose size of training the forecast is for.", rich_help_panel=WHAT)
-    ] = "dr-grpo",
+    ] = _RECIPE,
     policy: Annotated[
         str | None, typer.Option(help="Built-in policy: selfcheck or selfcheck-null.", rich_help_panel=POLICY)
     ] = None,
@@ -64,7 +65,10 @@ def probe(
     batches: Annotated[int, typer.Option(help="Pairs of batches.", rich_help_panel=TRAINING)] = 40,
     completions: Annotated[int, typer.Option(help="Completions per batch.", rich_help_panel=TRAINING)] = 128,
     num_generations: Annotated[int, typer.Option(help="Completions per prompt.", rich_help_panel=TRAINING)] = 8,
-    max_completion_length: Annotated[int, typer.Option(help="Cap, tokens.", rich_help_panel=TRAINING)] = 128,
+    max_completion_length: Annotated[
+        int | None, typer.Option(help="Cap, tokens; default: 128, of a --model 1,024 or that of a --recipe given.",
+                                 rich_help_panel=TRAINING)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.", rich_help_panel=TRAINING)] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts and sampling.", rich_help_panel=TRAINING)] = 0,
     params: Annotated[
@@ -96,6 +100,14 @@ def probe(
         Path | None, typer.Option(help="Folder; a sweep's own, or by default results/probe-<policy>.",
                                   rich_help_panel=OUTPUT)
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print memory, tokens and seconds a pair, and start nothing.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="All tables: right answers, Adam, dose-response, response curves.",
+                           rich_help_panel=OUTPUT)
+    ] = False,
     format: FormatOption = Format.table,
     quiet: QuietOption = False,
 ) -> None:  # fmt: skip
@@ -128,11 +140,13 @@ def probe(
     question = _probe.question(modes, alphas, recipe, micro_batch_rows)
     say = (lambda text: None) if quiet else talk
     if projections is not None:
-        _probe.answer(read_projections(projections), question, out, str(format), say)
+        _probe.answer(read_projections(projections), question, out, str(format), say, detail)
         return
     if batches < 1:
         raise UsageError(f"--batches is {batches}: give 2 or more pairs, for an interval")
     name = model or policy or "selfcheck"
+    own = question.cap if recipe != _RECIPE else 1024
+    cap = max_completion_length or (own if model or checkpoints else 128)
     job = ProbeJob(
         name, policy_seed, **chosen_task, rollouts=rollouts, columns=o.mapping(columns or []),
         label=_probe.label(name, tables["policy_params"]),
@@ -140,12 +154,15 @@ def probe(
             name if checkpoints is None else str(checkpoints), lora, dtype, device, tables["policy_params"]
         ),
         settings=ProbeSettings(
-            Sampling(completions, num_generations, max_completion_length, temperature, seed), batches,
+            Sampling(completions, num_generations, cap, temperature, seed), batches,
             tuple(_probe.items(metric)), params=tuple(_probe.items(params or "")), max_positions=max_positions,
         ),
     )  # fmt: skip
-    make_task(job.task, job.task_params)
     jobs = [job] if checkpoints is None else _probe.of_checkpoints(job, checkpoints)
+    if dry_run:
+        _probe.print_cost(jobs, str(format))
+        return
+    make_task(job.task, job.task_params)
     out = out or Path("results") / f"probe-{_probe.file_name(jobs[0].name)}"
     path = _probe.measured(jobs, out, workers, question, say)
-    _probe.answer(read_projections(path), question, out, str(format), say)
+    _probe.answer(read_projections(path), question, out, str(format), say, detail)

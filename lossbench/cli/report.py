@@ -15,7 +15,7 @@ VERDICT_COLUMNS = ["claim", "status", "n", "effect", "ci_low", "ci_high", "unit"
 
 
 class ReportFormat(StrEnum):
-    """What is printed on stdout."""
+    """Output on stdout."""
 
     text = "text"
     json = "json"
@@ -26,7 +26,7 @@ def report(
         Path | None, typer.Argument(metavar="[DIR]", help="The sweep; default: the newest below results/.")
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="The arm that others are compared with; default: the recipe's, else grpo.")
+        str | None, typer.Option(help="The mode that others are compared with; default: the recipe's, else grpo.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where to write; default: DIR/report.", rich_help_panel=OUTPUT)

@@ -17,6 +17,7 @@ from lossbench.cli._shared import (
     FormatOption,
     QuietOption,
     print_table,
+    show,
     talk,
 )
 from lossbench.errors import UsageError, unknown
@@ -160,7 +161,7 @@ def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
     command = typed_command(of_this_call, ("--emit", "--executor", "--slurm", "--jobs", "--format", "--out"))
     command += ["--out", str(planned.folder.resolve())]
     options = parse_options(planned.options.slurm)
-    print(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
+    show(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
 
 
 def make_runs(planned: "Planned", quiet: bool) -> Path:
@@ -197,7 +198,7 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
 
 
 def resume_command(folder: Path, fresh: bool, *more: str) -> str:
-    """The command that goes on in this folder: the one that was typed, but for --fresh, which would begin anew."""
+    """The command that goes on in this folder: the one that was typed, without --fresh, which would begin anew."""
     words = typed_command(("--fresh", "--detach"), ("--out",) if fresh else ())
     if fresh:
         words += ["--out", str(folder)]

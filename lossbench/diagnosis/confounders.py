@@ -15,7 +15,7 @@ _LEAST_ROWS = 50
 
 @dataclass(frozen=True)
 class Run:
-    """What the checks read: the run's `steps` table in order of steps, its right completions, and its settings.
+    """Input of the checks: the run's `steps` table in order of steps, its right completions, and its settings.
 
     `right` holds `length_tokens` and `reward` of late completions that ended and were right, or is None where no
     completions are known. `max_grad_norm` is None where it is unknown or off.

@@ -72,7 +72,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> str:
-        """What to change, in one sentence."""
+        """Advice on what to change, in one sentence."""
         worst = self.confounders[0] if self.confounders else None
         if worst is not None and worst.severity >= DOMINANT:
             return f"First of all: {worst.remedy}."

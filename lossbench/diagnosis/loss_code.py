@@ -5,8 +5,9 @@ windows of unequal lengths, group sizes and padded widths therefore shows its ro
 aggregation of the registry, and their scalars with products of what a window can be divided by.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -38,8 +39,6 @@ class Identified:
     def sentence(self) -> str:
         """The finding in one sentence."""
         if self.agg_mode is None:
-            if self.nearest is None:
-                return "none of the known aggregations"
             return f"none; nearest is {self.nearest}, whose weights differ by up to {self.difference:.0%}"
         constant = f" with H = {format_number(self.horizon)}" if self.horizon else ""
         return f"{self.agg_mode}{constant}{f', times {self.factor}' if self.factor else ''}"
@@ -55,20 +54,17 @@ def identify_loss(loss: Callable[..., Any], call: Callable[..., Any] | None = No
     function = Function(loss, call)
     windows = [make_window(seed) for seed in range(4)]
     weights = [function.weights(window) for window in windows]
-    problem = _not_row_weights(function, windows, weights)
-    if problem:
-        nearest, difference = _nearest(windows, [w.mean for w in weights])
-        return Identified(None, nearest=nearest, difference=difference, notes=(problem,))
     means = [w.mean for w in weights]
-    found = _match(windows, means)
-    if found is None:
-        nearest, difference = _nearest(windows, means)
-        return Identified(None, nearest=nearest, difference=difference)
-    return Identified(**{**found, "notes": tuple(_scope(function, found))})
+    problem = _not_row_weights(function, weights)
+    found = None if problem else _match(windows, means)
+    if found is not None:
+        return replace(found, notes=tuple(_scope(function, found.factor)))
+    nearest, difference = _nearest(windows, means)
+    return Identified(None, nearest=nearest, difference=difference, notes=(problem,) if problem else ())
 
 
-def _not_row_weights(function: Function, windows: Sequence[Window], weights: Sequence[Weights]) -> str:
-    """Why the gradient is no weight per row times the advantage; empty where it is one."""
+def _not_row_weights(function: Function, weights: Sequence[Weights]) -> str:
+    """Reason why the gradient is no weight per row times the advantage; empty if it is one."""
     if max(w.masked for w in weights) > RTOL:
         return "masked tokens have a gradient"
     if max(w.spread for w in weights) > RTOL:
@@ -81,18 +77,15 @@ def _not_row_weights(function: Function, windows: Sequence[Window], weights: Seq
     return ""
 
 
-def _match(windows: Sequence[Window], weights: Sequence[Tensor]) -> dict[str, Any] | None:
+def _match(windows: Sequence[Window], weights: Sequence[Tensor]) -> Identified | None:
     """The registry's entry, and the product of window quantities, that give the weights; the simplest one."""
-    found: list[tuple[int, int, dict[str, Any]]] = []
-    for order, bound in enumerate(_candidates(windows, weights)):
+    found: list[tuple[int, Identified]] = []
+    for bound in _candidates(windows, weights):
         factors = _factors(windows, weights, bound)
-        if factors is None:
-            continue
-        explained = _explain(windows, factors, _scales_with_horizon(windows[0], bound))
+        explained = _explain(windows, factors, _scales_with_horizon(windows[0], bound)) if factors else None
         if explained is not None:
-            cost, facts = explained
-            found.append((cost, order, {"agg_mode": bound.name, **facts}))
-    return min(found, key=lambda item: item[:2])[2] if found else None
+            found.append((explained[0], Identified(bound.name, explained[1], horizon=explained[2])))
+    return min(found, key=lambda item: item[0])[1] if found else None
 
 
 def _candidates(windows: Sequence[Window], weights: Sequence[Tensor]) -> Iterator[BoundAggregation]:
@@ -114,7 +107,7 @@ def _candidates(windows: Sequence[Window], weights: Sequence[Tensor]) -> Iterato
 
 
 def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundAggregation) -> list[float] | None:
-    """For each window the constant that the aggregation's weights are multiplied by; None where there is none."""
+    """For each window the constant that the aggregation's weights are multiplied by; None if absent."""
     factors = []
     for window, weights_B in zip(windows, weights, strict=True):
         ratio_B = weights_B / _registry_weights(window, bound)
@@ -125,11 +118,14 @@ def _factors(windows: Sequence[Window], weights: Sequence[Tensor], bound: BoundA
     return factors
 
 
-def _registry_weights(window: Window, bound: BoundAggregation, horizon: float = HORIZON) -> Tensor:
-    weights_N = window_weights(
-        bound, window.lengths_B, window.groups_B, horizon=horizon, advantages_N=window.advantages_B
-    )
-    return torch.from_numpy(weights_N)
+def _registry_weights(
+    window: Window, bound: BoundAggregation, horizon: float = HORIZON, micro_ids: Tensor | None = None
+) -> Tensor:
+    weights_B = window_weights(
+        bound, window.lengths_B, window.groups_B, horizon=horizon, micro_ids_N=micro_ids,
+        advantages_N=window.advantages_B,
+    )  # fmt: skip
+    return torch.from_numpy(weights_B)
 
 
 def _scales_with_horizon(window: Window, bound: BoundAggregation) -> bool:
@@ -140,36 +136,28 @@ def _scales_with_horizon(window: Window, bound: BoundAggregation) -> bool:
 
 def _explain(
     windows: Sequence[Window], factors: Sequence[float], any_horizon: bool
-) -> tuple[int, dict[str, Any]] | None:
-    """A product of window quantities that equals the factors: (cost, facts), the simplest one; None without."""
+) -> tuple[int, str, float | None] | None:
+    """A product of window quantities that equals the factors: cost, factor and horizon of the simplest; None without.
 
-    def constant(values: Sequence[float]) -> float | None:
-        return values[0] if all(abs(v - values[0]) <= RTOL * abs(values[0]) for v in values) else None
-
-    base = constant(factors)
-    if base is not None:
-        if abs(base - 1) <= RTOL:
-            return 0, {"horizon": HORIZON if any_horizon else None}
-        if any_horizon:
-            return 0, {"horizon": float(f"{HORIZON / base:.6g}")}
-        return 2, {"factor": f"{base:.6g}"}
+    `any_horizon`: a constant factor is another H.
+    """
     powers = [(name, power) for name in windows[0].divisors for power in (-1, 1)]
-    for size in (1, 2):
+    for size in (0, 1, 2):
         for chosen in combinations_with_replacement(powers, size):
-            values = []
-            for window, factor in zip(windows, factors, strict=True):
-                for name, power in chosen:
-                    factor /= window.divisors[name] ** power
-                values.append(factor)
-            left = constant(values)
-            if left is not None:
-                number = "" if abs(left - 1) <= RTOL else f"{left:.6g}·"
-                return 1 + size + bool(number), {"factor": number + _product(chosen)}
+            product = [math.prod(window.divisors[name] ** power for name, power in chosen) for window in windows]
+            left = [factor / value for factor, value in zip(factors, product, strict=True)]
+            if any(abs(value - left[0]) > RTOL * abs(left[0]) for value in left):
+                continue
+            if not chosen and any_horizon:
+                return 0, "", float(f"{HORIZON / left[0]:.4g}")
+            number = "" if abs(left[0] - 1) <= RTOL else f"{left[0]:.6g}"
+            cost = 2 * bool(number) if not chosen else 1 + size + bool(number)
+            return cost, "·".join(part for part in (number, _product(chosen)) if part), None
     return None
 
 
 def _product(chosen: Sequence[tuple[str, int]]) -> str:
-    above = "·".join(name for name, power in chosen if power > 0) or "1"
+    above = "·".join(name for name, power in chosen if power > 0) or "1" * bool(chosen)
     below = "·".join(name for name, power in chosen if power < 0)
     return f"{above}/({below})" if below.count("·") else f"{above}/{below}" if below else above
 
@@ -190,37 +178,35 @@ def _nearest(windows: Sequence[Window], weights: Sequence[Tensor]) -> tuple[str,
     return best.name, distance(best)
 
 
-def _scope(function: Function, found: Mapping[str, Any]) -> Iterator[str]:
-    """What happens to the weights where a step is cut into micro-batches, dealt to ranks, or ends early."""
-    cut = make_window(0, rows=12, micro_batches=3)
-    whole = function.weights(make_window(0, rows=12)).mean
-    in_pieces = function.weights(cut).mean
-    same = torch.allclose(whole, in_pieces, rtol=RTOL, atol=0)
-    if "W" in found.get("factor", "") or "max L" in found.get("factor", ""):
+def _scope(function: Function, factor: str) -> Iterator[str]:
+    """Notes on the weights when a step is cut into micro-batches, dealt to ranks, or ends early."""
+
+    def weights(micro_batches: int = 1, processes: int = 1) -> Tensor:
+        return function.weights(make_window(0, 12, micro_batches, processes)).mean
+
+    def same(a_B: Tensor, b_B: Tensor) -> bool:
+        return torch.allclose(a_B, b_B, rtol=RTOL, atol=0)
+
+    whole_B, in_pieces_B, window = weights(), weights(micro_batches=3), make_window(0, rows=12)
+    if "W" in factor or "max L" in factor:
         yield "the divisor is the padded width of the batch, not a constant: it moves with the longest completion"
-    elif not same:
-        split = [entry.name for entry in AGGREGATIONS.values() if entry.depends_on_split]
-        micro_B = torch.arange(12) // 4
-        for name in split:
-            weights_B = window_weights(
-                name, cut.lengths_B, cut.groups_B, horizon=HORIZON, micro_ids_N=micro_B, advantages_N=cut.advantages_B
-            )
-            known_B = torch.from_numpy(weights_B)
-            if torch.allclose(in_pieces, known_B, rtol=RTOL, atol=0):
-                yield f"over several micro-batches it is {name}: the divisor is the micro-batch's own"
-                break
-        else:
-            yield "the weights change with the cut into micro-batches"
-    if (function.takes("num_tokens") or function.takes("num_rows")) and not function.takes("processes"):
-        yield "local sums over a count of the whole window: under DDP's mean, multiply by the number of processes"
-    elif function.takes("processes"):
-        ranks = function.weights(make_window(0, rows=12, processes=2)).mean
-        if not torch.allclose(ranks, whole, rtol=RTOL, atol=0):
+    elif not same(whole_B, in_pieces_B):
+        by_split = (
+            entry.name for entry in AGGREGATIONS.values() if entry.depends_on_split
+            and same(in_pieces_B, _registry_weights(window, BoundAggregation(entry), micro_ids=torch.arange(12) // 4))
+        )  # fmt: skip
+        name = next(by_split, None)
+        yield (
+            f"over several micro-batches it is {name}: the divisor is the micro-batch's own" if name
+            else "the weights change with the cut into micro-batches"
+        )  # fmt: skip
+    if function.takes("processes"):
+        if not same(weights(processes=2), whole_B):
             yield "on two ranks the weights differ from those on one"
+    elif function.takes("num_tokens") or function.takes("num_rows"):
+        yield "local sums over a count of the whole window: under DDP's mean, multiply by the number of processes"
     if function.takes("accumulation"):
-        partial = function.weights(make_window(0, rows=12, micro_batches=2), accumulation=_CONFIGURED_ACCUMULATION).mean
-        full = function.weights(make_window(0, rows=12, micro_batches=2)).mean
-        ratio = float((partial / full).mean())
+        window, count = make_window(0, rows=12, micro_batches=2), _CONFIGURED_ACCUMULATION
+        ratio = float((function.weights(window, accumulation=count).mean / function.weights(window).mean).mean())
         if abs(ratio - 1) > RTOL:
-            count = _CONFIGURED_ACCUMULATION
             yield f"a last window of 2 out of {count} configured micro-batches weighs {ratio:.2g} times as much"

@@ -46,7 +46,7 @@ class Window:
 
     @property
     def divisors(self) -> dict[str, float]:
-        """What a window can be divided by: its rows N, tokens T, prompts P, padded width W, largest and mean length."""
+        """Divisors that a window offers: its rows N, tokens T, prompts P, padded width W, largest and mean length."""
         lengths_B = self.lengths_B
         return {
             "N": float(len(lengths_B)), "T": float(lengths_B.sum()), "P": float(len(self.groups_B.unique())),
@@ -74,26 +74,19 @@ class Function:
     """The user's function with its arguments matched by name."""
 
     def __init__(self, loss: Callable[..., Any], call: Callable[..., Any] | None) -> None:
-        self.loss, self.call = loss, call
-        self.wanted: dict[str, str] = {}
-        if call is not None:
-            return
+        self.loss, self.call, self.name = loss, call, getattr(loss, "__name__", "loss")
         meaning = {name: argument for argument, names in ARGUMENTS.items() for name in names}
-        for parameter in inspect.signature(loss).parameters.values():
-            if parameter.name in meaning:
-                self.wanted[parameter.name] = meaning[parameter.name]
-            elif parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD,
-            ):  # fmt: skip
+        parameters = {} if call is not None else inspect.signature(loss).parameters
+        self.wanted = {name: meaning[name] for name in parameters if name in meaning}
+        for name, parameter in parameters.items():
+            open_ended = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if name not in meaning and parameter.default is parameter.empty and not open_ended:
+                valid = ", ".join(names[0] for names in ARGUMENTS.values())
                 raise UsageError(
-                    f"{getattr(loss, '__name__', 'loss')}: parameter '{parameter.name}' is not known; valid: "
-                    f"{', '.join(names[0] for names in ARGUMENTS.values())} and their usual spellings, or --call"
+                    f"{self.name}: parameter '{name}' is not known; valid: {valid} and their usual spellings, or --call"
                 )
-        if not {"loss_mat", "logp"} & set(self.wanted.values()):
-            raise UsageError(
-                f"{getattr(loss, '__name__', 'loss')}: takes neither token losses ({ARGUMENTS['loss_mat'][0]}) nor "
-                f"log-probabilities ({ARGUMENTS['logp'][0]})"
-            )
+        if call is None and not {"loss_mat", "logp"} & set(self.wanted.values()):
+            raise UsageError(f"{self.name}: takes neither token losses (loss_mat) nor log-probabilities (logp)")
 
     def takes(self, argument: str) -> bool:
         """Whether the function is given this argument."""
@@ -105,14 +98,9 @@ class Function:
         A function that takes no count of the whole window is averaged over micro-batches, as trainers do.
         """
         count = accumulation or window.micro_batches
-        cells = []
-        for part in window.parts():
-            gradient_BT, scale_B1 = self._gradient(part, window, count)
-            cells.append(gradient_BT / scale_B1)
-        cells_BT = torch.cat(cells)
-        if not (self.takes("num_tokens") or self.takes("num_rows") or self.takes("accumulation")):
-            cells_BT = cells_BT / count
-        cells_BT = cells_BT / window.processes
+        counted = any(map(self.takes, ("num_tokens", "num_rows", "accumulation")))
+        cells_BT = torch.cat([self._weight_cells(part, window, count) for part in window.parts()])
+        cells_BT = cells_BT / (window.processes * (1 if counted else count))
         live_BT = window.mask_BT > 0
         mean_B = (cells_BT * window.mask_BT).sum(-1) / window.lengths_B.clamp(min=1)
         deviation_BT = torch.where(live_BT, (cells_BT - mean_B[:, None]).abs(), 0.0)
@@ -121,8 +109,8 @@ class Function:
             mean_B, float(deviation_BT.max()) / size, float(torch.where(live_BT, 0.0, cells_BT.abs()).max()) / size
         )
 
-    def _gradient(self, part: Window, window: Window, accumulation: int) -> tuple[Tensor, Tensor]:
-        """Gradient by the token losses, or minus that by the log-probabilities, and what the weights are times of."""
+    def _weight_cells(self, part: Window, window: Window, accumulation: int) -> Tensor:
+        """Gradient by the token losses, or minus that by the log-probabilities over the advantage (B, T)."""
         losses_BT, logp_BT = (part.logp_BT.clone().requires_grad_() for _ in range(2))
         everything: dict[str, Any] = {
             "loss_mat": losses_BT, "logp": logp_BT, "old_logp": part.logp_BT.clone(), "advantages": part.advantages_B,
@@ -131,13 +119,9 @@ class Function:
             "accumulation": accumulation,
         }  # fmt: skip
         try:
-            if self.call is not None:
-                value = self.call(self.loss, **everything)
-            else:
-                value = self._called(everything)
+            value = self.call(self.loss, **everything) if self.call is not None else self._called(everything)
         except Exception as error:  # whatever a user's function raises is told in one line
-            name = getattr(self.loss, "__name__", "loss")
-            raise UsageError(f"{name}: raised {type(error).__name__}: {one_line(error)}") from error
+            raise UsageError(f"{self.name}: raised {type(error).__name__}: {one_line(error)}") from error
         value = value[0] if isinstance(value, tuple) else value
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise UsageError("the function returns no scalar with a gradient: it must return the loss as a tensor")
@@ -145,21 +129,18 @@ class Function:
         gradient_BT = by_loss if by_loss is not None else by_logp
         if gradient_BT is None or not bool(torch.isfinite(gradient_BT).all()) or not bool(torch.isfinite(value)):
             raise UsageError("the loss or its gradient is not finite, or does not depend on the log-probabilities")
-        if by_loss is not None:
-            return gradient_BT, torch.ones_like(part.advantages_B)[:, None]
-        return -gradient_BT, part.advantages_B[:, None]
+        return gradient_BT if by_loss is not None else -gradient_BT / part.advantages_B[:, None]
 
     def _called(self, everything: Mapping[str, Any]) -> Any:
         """The result, with advantages per row, or per token where a function of one per row fails on their shape."""
         arguments = {name: everything[argument] for name, argument in self.wanted.items()}
-        per_row = [name for name, argument in self.wanted.items() if argument == "advantages"]
-        if not per_row:
-            return self.loss(**arguments)
         try:
             return self.loss(**arguments)
         except RuntimeError:  # torch refuses (B,) beside (B, T)
-            column_B1 = everything["advantages"][:, None]
-            return self.loss(**{**arguments, per_row[0]: column_B1.expand_as(everything["mask"])})
+            if not self.takes("advantages"):
+                raise
+            name = next(name for name, argument in self.wanted.items() if argument == "advantages")
+            return self.loss(**{**arguments, name: arguments[name][:, None].expand_as(everything["mask"])})
 
 
 def make_window(

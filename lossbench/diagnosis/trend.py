@@ -1,4 +1,4 @@
-"""What changed over one run: first to last fifth of its steps, with an interval from a block bootstrap over steps."""
+"""Changes over one run: first to last fifth of its steps, with an interval from a block bootstrap over steps."""
 
 from dataclasses import dataclass
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lossbench.diagnosis.diagnose import from_series
 from lossbench.diagnosis.watch_folder import WatchFolder
 from lossbench.diagnosis.watch_metrics import group_numbers, length_metrics
 from lossbench.errors import UsageError
-from lossbench.loss.modes import PRESETS, Mode, make_mode, parse_mode
+from lossbench.ingest.run_config import mode_of_config
+from lossbench.loss.modes import Mode, parse_mode
 from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks.judging import plain_text
 
@@ -28,7 +30,7 @@ _OF_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_met
 
 @dataclass
 class Options:
-    """How completions are read: settings of the run, and the verdict on a completion."""
+    """Settings for reading completions: those of the run, and the verdict on a completion."""
 
     num_generations: int | None = None
     cap: int | None = None
@@ -249,8 +251,6 @@ class Watcher:
             _log.warning("lossbench.watch: %s", sentence)
 
     def _at_exit(self) -> None:
-        from lossbench.diagnosis.diagnose import from_series
-
         if self.folder is not None:
             self.folder.close()
         if self.series and _rank() == 0:
@@ -273,7 +273,7 @@ def _number(value: Any) -> float | None:
 
 
 def _weighted(pairs: Sequence[tuple[float, float | None]]) -> float | None:
-    """The weighted sum of the rewards that exist, as TRL adds them; None where there is none."""
+    """The weighted sum of the rewards that exist, as TRL adds them; None if absent."""
     there = [weight * reward for weight, reward in pairs if reward is not None]
     return sum(there) if there else None
 
@@ -283,17 +283,7 @@ def _mode_of(config: Any, name: str | None) -> Mode | None:
     if name is None and config is None:
         return None
     try:
-        return parse_mode(name) if name is not None else _mode_of_settings(config)
+        name = mode_of_config(vars(config)) if name is None else name
+        return parse_mode(name) if name is not None else None
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _mode_of_settings(config: Any) -> Mode:
-    loss_type, scale = getattr(config, "loss_type", "dapo"), getattr(config, "scale_rewards", "group")
-    surrogate, aggregation, _ = PRESETS.get(loss_type, (loss_type, "", ""))
-    level = getattr(config, "importance_sampling_level", "token")
-    if surrogate in ("grpo", "gspo"):
-        surrogate = "grpo" if level == "token" else "gspo"
-    if isinstance(scale, bool):
-        scale = "group" if scale else "none"
-    return make_mode(surrogate, aggregation, scale)

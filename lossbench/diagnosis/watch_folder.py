@@ -24,7 +24,7 @@ _SETTINGS = (
 
 
 class WatchFolder:
-    """Writes the run's tables step by step; each process of a run has files of its own, the first one the plan.
+    """Writer of the run's tables, step by step; each process of a run has files of its own, the first one the plan.
 
     Raises UsageError where the folder holds a sweep that lossbench ran, or another process records the same run.
     """

@@ -1,7 +1,6 @@
 """Figures of one generation for a trainer's loggers: lengths, stopping hazards, pushes of this and other modes."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[t
 def length_metrics(
     rows: Sequence[Rollout], figures: Mapping[str, Any], mode: Mode | None, group_size: int | None
 ) -> dict[str, float]:
-    """What goes to the trainer's loggers for one generation; figures that it lacks are left out.
+    """Metrics of one generation for the trainer's loggers; figures that it lacks are left out.
 
     Pushes are over the groups that are whole on this process, of the run's own mode and of `COMPARED`.
     """
@@ -58,7 +57,6 @@ def length_metrics(
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-@cache
 def _compared(mode: Mode | None) -> list[Mode]:
     """The run's own mode, and what others would have pushed on the same rows."""
     others = [parse_mode(name) for name in COMPARED]

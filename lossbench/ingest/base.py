@@ -13,6 +13,7 @@ from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.ingest.fields import ROW_FIELDS, Damage
+from lossbench.ingest.run_config import config_beside
 from lossbench.ingest.staging import Staging
 from lossbench.loss.modes import PRESETS
 from lossbench.store.schema import TABLES
@@ -27,7 +28,7 @@ _RUN_NAME = re.compile(r"(?P<mode>.+?)[-_.]s(?:eed)?[-_]?(?P<seed>\d+)(?:[-_.].*
 
 @dataclass
 class Request:
-    """What the caller said about the log. `columns` is `--map`: field -> the log's column.
+    """The caller's statements about the log. `columns` is `--map`: field -> the log's column.
 
     `modes`: by a run's name, or the mode that the log gives it, its mode (or `MODE-s<seed>`; empty: left out). `runs`:
     names of the runs to read, all where empty. `top` is the path that was named. `used` collects those fields of
@@ -161,6 +162,11 @@ def naming(source: Path, top: Path) -> tuple[str, str | None, int | None]:
 
 
 def named_run(source: Path, request: Request) -> IngestedRun:
-    """A run that is called as its file or folder is, with the mode and seed of that name."""
+    """A run that is called as its file or folder is, with the mode of its configuration, else that of its name."""
     name, mode, seed = naming(source, request.top)
-    return IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
+    run = IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
+    if found := config_beside(source):
+        run.mode, its_seed, file = found
+        run.seed = its_seed if seed is None else seed
+        run.notes.append(f"mode {run.mode} is that of {file.name}")
+    return run

@@ -22,7 +22,7 @@ def sources(path: Path, formats: Mapping[str, Format]) -> list[Source]:
 
 
 def one_format(path: Path, formats: Mapping[str, Format]) -> list[Source]:
-    """The sources at `path`, which are all of one format. Raises UsageError where there is none, or another one."""
+    """The sources at `path`, which are all of one format. Raises UsageError if it holds none, or another one."""
     if not path.exists():
         raise UsageError(f"'{path}': no such file or folder")
     found = sources(path, formats)

@@ -62,7 +62,7 @@ CountTokens = Callable[[Sequence[str]], Sequence[int]]
 class Reading:
     """Options for reading completions.
 
-    `correct_above` makes a numeric verdict above it correct, or a reward where there is no verdict; one that is true or
+    `correct_above` makes a numeric verdict above it correct, or a reward without a verdict; one that is true or
     false stands. A text that shows `eos` ends there.
     """
 

@@ -66,16 +66,17 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return config
 
 
-def mode_beside(source: Path) -> str | None:
-    """The mode that a configuration in the folder of a log, or the one above it, sets; None where there is none."""
+def config_beside(source: Path) -> tuple[str, int | None, Path] | None:
+    """(mode, seed, file) of a configuration in the folder of a log, or the one above it; None if absent."""
     folders = [source] if source.is_dir() else []
     for folder in [*folders, source.parent]:
         for file in (folder / name for name in CONFIGS):
             if file.is_file():
                 try:
-                    mode = mode_of_config(read_config(file))
-                except UsageError:  # settings of something else
+                    config = read_config(file)
+                except UsageError:  # its format's reader says so, where it is the trainer's
                     continue
-                if mode:
-                    return mode
+                if mode := mode_of_config(config):
+                    seed = config.get("seed")
+                    return mode, seed if isinstance(seed, int) else None, file
     return None

@@ -133,7 +133,7 @@ class Staging:
         self.con.execute(_STAGED)
         self._next = 0  # number of the next row
         self._pending: list[pa.Table] = []
-        self._pending_for = ("", Path())
+        self._pending_for = ("", Path(), "")
         self._insert = _typing(reading)
         if count_tokens := reading.count_tokens:
 
@@ -146,13 +146,15 @@ class Staging:
         """Drop all rows."""
         self.con.execute("TRUNCATE staged")
 
-    def add(self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], run: str, file: Path) -> None:
+    def add(
+        self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], run: str, file: Path, split: str = "rollouts"
+    ) -> None:
         """Stage rows of Python values under the names of `ROW_FIELDS`; `lines` are their numbers in the file."""
-        if self._pending and self._pending_for != (run, file):
+        if self._pending and self._pending_for != (run, file, split):
             self.flush()
         texts = {name: _texts(columns.get(name, [None] * len(lines))) for name in ROW_FIELDS}
         self._pending.append(pa.table({"line": pa.array(lines, pa.int64()), **texts}))
-        self._pending_for = (run, file)
+        self._pending_for = (run, file, split)
         # Small insertions are dear, and a log may have a table for every step.
         if sum(table.nbytes for table in self._pending[-64:]) > PENDING_BYTES or len(self._pending) > PENDING_TABLES:
             self.flush()
@@ -162,11 +164,11 @@ class Staging:
         if not self._pending:
             return
         table = pa.concat_tables(self._pending)
-        run, file = self._pending_for
+        run, file, split = self._pending_for
         self._pending = []
         place = pa.array(range(table.num_rows), pa.int64())
         self.con.register("fields", table.append_column("place", place))
-        self._stage(f"SELECT *, {_quoted(run)} AS run FROM fields", file, "rollouts")
+        self._stage(f"SELECT *, {_quoted(run)} AS run FROM fields", file, split)
         self._next += table.num_rows
 
     def add_documents(

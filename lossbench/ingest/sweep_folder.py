@@ -26,7 +26,7 @@ _FLAGS = {"mode": "; --mode sets it", "seed": "; --seed sets it"}
 
 @dataclass
 class Ingested:
-    """What was read: one entry of `runs` per run (its run.json, with notes for the user), and what was damaged."""
+    """Result of reading: one entry of `runs` per run (its run.json, with notes for the user), and what was damaged."""
 
     out: Path
     format: str

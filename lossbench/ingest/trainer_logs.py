@@ -110,7 +110,7 @@ class Rewards:
 def _numeric_columns(columns: Mapping[str, Sequence[Any]], request: Request) -> list[str]:
     """The columns that can only be reward functions: numbers, and no field of ours.
 
-    A verdict counts where there is no other: these trainers write a column for every reward function, so one is.
+    A verdict counts if no other exists: these trainers write a column for every reward function, so one is.
     """
     others = _NOT_REWARDS | {column for ours, column in request.columns.items() if ours != "correct"}
     numeric = [name for name, values in columns.items() if name not in others and _numeric(values)]
@@ -138,7 +138,7 @@ def stage_table(
     place = f"{file}, line {lines[0]}"
     fields: dict[str, Sequence[Any]] = {}
     fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
-    names = {name: name for name in fields}
+    names = {name: name for name in ("step", *fields)}
     reward = rewards.of(columns, request, place)
     if reward is not None:
         fields["reward"], names["reward"] = reward, " + ".join(rewards.summands)
@@ -197,7 +197,7 @@ class RepeatedTable:
         self._last: list[Sequence[Any]] = []
 
     def known_rows(self, *columns: Sequence[Any]) -> int:
-        """How many rows of this table are the whole of the one before, at its beginning; 0 where it is another."""
+        """Number of leading rows of this table that are the whole of the one before; 0 if it is another."""
         known = len(self._last[0]) if self._last and len(self._last) == len(columns) else 0
         if not all(_begins_with(column, last) for column, last in zip(columns, self._last, strict=False)):
             known = 0
@@ -212,7 +212,7 @@ def _begins_with(column: Sequence[Any], earlier: Sequence[Any]) -> bool:
 
 
 class TrainingTables:
-    """Tells the new rows of training from what else stands in a file of tables, read in order.
+    """Filter for the new rows of training in a file of tables, read in order.
 
     Rows logged before are not new: a table may repeat the one before, or begin with it and go on. A table that begins
     afresh at a step that has one already is no training's, nor is one of a step that was evaluated and not trained.

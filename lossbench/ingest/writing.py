@@ -71,7 +71,7 @@ def write_run(
 
 
 def first_place(damage: Damage) -> str:
-    """Where the first damage is, as the end of a message."""
+    """Place of the first damage, as the end of a message."""
     return f": {damage.examples[0]}" if damage.examples else ""
 
 
@@ -132,7 +132,7 @@ def _rewards_differ(logged: Mapping[int, float], summed: list[dict[str, Any]]) -
     apart = [s for s in sorted(means) if s in logged and not isclose(means[s], logged[s], rel_tol=1e-3, abs_tol=1e-3)]
     if not apart:
         return []
-    example = f"{means[apart[0]]:.4g} against {logged[apart[0]]:.4g} at step {apart[0]}"
+    example = f"{means[apart[0]]:.4g} vs {logged[apart[0]]:.4g} at step {apart[0]}"
     return [
         f"mean reward of the completions is not the logged reward at {len(apart)} of {len(means)} steps ({example}): "
         "weights that the log does not hold, completions that it left out, or another column (--map reward=COLUMN)"

@@ -19,7 +19,7 @@ Axis = Literal["centre", "scale", "whitening"]
 
 @dataclass(frozen=True)
 class Generation:
-    """What a part may look at: (B,) arrays of one generation's rows. Missing rewards are 0 here, and not `scored_B`."""
+    """Input of a part: (B,) arrays of one generation's rows. Missing rewards are 0 here, and not `scored_B`."""
 
     rewards_B: Array
     groups_B: Array

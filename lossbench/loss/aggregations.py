@@ -20,7 +20,7 @@ from lossbench.registry import Registry
 
 @dataclass(frozen=True)
 class Rows:
-    """What a row term may look at: (N,) arrays of one window's rows, or of those that came from one generation.
+    """Input of a row term: (N,) arrays of one window's rows, or of those that came from one generation.
 
     `lengths_N` live tokens (float64), `groups_N` and `micro_N` name each row's prompt group and micro-batch,
     `horizon` the constant H in tokens, `alpha` the mode's exponent, `advantages_N` is there where the entry needs it.
@@ -35,7 +35,7 @@ class Rows:
 
     @property
     def exponent(self) -> float:
-        """Alpha. Raises ValueError where there is none."""
+        """Alpha. Raises ValueError if it is not set."""
         if self.alpha is None:
             raise ValueError("alpha is None: this aggregation needs a finite number")
         return self.alpha
@@ -46,7 +46,7 @@ class Rows:
 
     @property
     def signs_N(self) -> Array:
-        """Signs of the advantages: -1, 0, 1. Raises ValueError where there are none."""
+        """Signs of the advantages: -1, 0, 1. Raises ValueError if they are missing."""
         if self.advantages_N is None:
             raise ValueError("these weights look at the advantages, and none are given; valid: one for each row")
         return np.sign(self.advantages_N)

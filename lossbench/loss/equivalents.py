@@ -12,7 +12,7 @@ FRAMEWORKS = ("TRL 1.16", "verl >= 0.7.1", "ms-swift 4.6")
 
 @dataclass(frozen=True)
 class Equivalent:
-    """One framework's way to a mode: a short name, settings to paste, and the conditions; or why there is none."""
+    """One framework's way to a mode: a short name, settings to paste, and the conditions; or the reason for none."""
 
     framework: str
     name: str | None
@@ -59,13 +59,13 @@ _TRL_CONDITIONS = {
 
 
 def equivalents(mode: Mode) -> list[Equivalent]:
-    """How TRL, verl and ms-swift express `mode`, in the order of `FRAMEWORKS`."""
+    """Settings of TRL, verl and ms-swift for `mode`, in the order of `FRAMEWORKS`."""
     agg_mode = _ALIASES.get(mode.agg_mode, mode.agg_mode)
     return [_trl(mode, agg_mode), _verl(mode, agg_mode), _swift(mode, agg_mode)]
 
 
 def short_names(mode: Mode) -> str:
-    """What equals the mode, in one line: "TRL dapo, verl token-mean, ms-swift dapo"; empty where nothing does."""
+    """Names of the equivalents in one line: "TRL dapo, verl token-mean, ms-swift dapo"; empty where nothing does."""
     found = [f"{entry.framework.split()[0]} {entry.name}" for entry in equivalents(mode) if entry.possible]
     alias = _ALIASES.get(mode.agg_mode)
     return ", ".join(([f"{mode.loss_type}@{alias}"] if alias else []) + found)

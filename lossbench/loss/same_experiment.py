@@ -1,4 +1,4 @@
-"""Which modes of a grid are the same experiment, found by computing their gradients and not by comparing names.
+"""Modes of a grid that are the same experiment, found by computing their gradients and not by comparing names.
 
 Each mode's gradient with respect to the log-probabilities is computed on several sample windows of one shape, whose
 lengths, groups and rewards differ. Two modes are *same* where the gradients agree on every window, *constant* where one
@@ -23,7 +23,7 @@ _WINDOWS, _WIDTH, _SEED, _TOLERANCE = 6, 12, 20250321, 1e-9
 
 @dataclass(frozen=True)
 class Setup:
-    """What a grid's runs share. `micro_batches` counts all accumulation steps on all ranks of one optimizer step;
+    """Settings of a grid's runs. `micro_batches` counts all accumulation steps on all ranks of one optimizer step;
     `windows_per_generation` the optimizer steps that one generation feeds; `horizon` is in tokens.
 
     `on_policy` means that every ratio is 1: one optimizer step per generation, one pass over it.

@@ -63,7 +63,7 @@ class DppoConstants(Constants):
     """The trust region of probabilities."""
 
     dppo_divergence: Literal["tv", "kl"] = Field(
-        "tv", description="tv: change of the token's probability; kl: binary KL of the token against all others, nats"
+        "tv", description="tv: change of the token's probability; kl: binary KL of the token vs all others, nats"
     )
     dppo_delta_low: float = Field(0.2, gt=0, le=1, description="largest divergence downwards, for negative advantages")
     dppo_delta_high: float = Field(0.2, gt=0, le=1, description="largest divergence upwards, for positive advantages")

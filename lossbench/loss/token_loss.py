@@ -1,4 +1,4 @@
-"""What a surrogate is: a batch made safe, the constants it takes, and the token losses it gives."""
+"""Parts of a surrogate: a batch made safe, the constants it takes, and the token losses it gives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

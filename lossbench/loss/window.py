@@ -98,7 +98,7 @@ class Window:
 
     @property
     def scalar(self) -> float:
-        """What row terms, or the gradients accumulated with them, are multiplied by; right once the window is full.
+        """Factor of the row terms, or of gradients accumulated with them; right once the window is full.
 
         0 for a window without live tokens. With `match_scale` the row weights add up to 1/horizon, as Dr. GRPO's do.
         """

@@ -36,7 +36,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MatchedComparison:
-    """Two arms at an equal amount of something: `at` steps, tokens or reward; `reason` where there is no such point."""
+    """Two arms at an equal amount of something: `at` steps, tokens or reward; `reason` if no such point exists."""
 
     basis: Basis
     at: float
@@ -46,7 +46,7 @@ class MatchedComparison:
 
 
 def pair_key(run: dict) -> tuple:
-    """What makes two runs a pair: (policy_seed, seed), None where a run has none."""
+    """Key of a pair of runs: (policy_seed, seed), None where a run has none."""
     return tuple(
         None if run[name] is None or run[name] != run[name] else int(run[name]) for name in ("policy_seed", "seed")
     )
@@ -93,7 +93,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """What to call this side."""
+        """Name of this side."""
         return self.label or self.arm
 
     def runs(self) -> dict[Hashable, str]:
@@ -116,7 +116,7 @@ def matched(side_a: Side, side_b: Side, basis: Basis) -> MatchedComparison:
     keys = [key for key in runs_a if key in runs_b]
     if not keys:
         empty = float("nan")
-        return MatchedComparison(basis, empty, _UNITS[basis], (), "the two arms have no completed runs in common")
+        return MatchedComparison(basis, empty, _UNITS[basis], (), "the two modes have no completed runs in common")
     kept = [(side_a, {key: runs_a[key] for key in keys}), (side_b, {key: runs_b[key] for key in keys})]
     return _at_reward(kept) if basis == "reward" else _at_amount(kept, basis)
 
@@ -164,7 +164,7 @@ def _at_reward(kept: _Kept) -> MatchedComparison:
 
 
 def comparison_rows(comparisons: Iterable[Comparison], at: str = "late window") -> list[dict]:
-    """Comparisons as flat rows for tables and machines: numbers as floats, NaN where there is none."""
+    """Comparisons as flat rows for tables and machines: numbers as floats, NaN if absent."""
     rows = []
     for item in comparisons:
         result = item.result

@@ -107,7 +107,7 @@ def _curve(arm: str, quantity: str, axis: Axis, x: np.ndarray, lines: list[Line]
 
 @dataclass(frozen=True)
 class LengthCounts:
-    """How often each length occurs among completions of one window and kind, over an arm's runs: (K,) arrays."""
+    """Counts of each length among completions of one window and kind, over an arm's runs: (K,) arrays."""
 
     arm: str
     late: bool

@@ -2,7 +2,7 @@
 
 `summarise` reads each run's completions once and keeps only sums per step; report, comparison and verdicts work on the
 resulting `Summary`. *Late* is the last fifth of a run's planned steps, *early* the first fifth, by the step that first
-used the completion. All means are pooled over completions (groups, tokens) of the window; NaN where there are none.
+used the completion. All means are pooled over completions (groups, tokens) of the window; NaN if absent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -148,7 +148,7 @@ RUN_COLUMNS = ["run_id", "arm", "mode", "seed", "policy", "policy_seed", "status
 class RunSummary:
     """One run reduced.
 
-    - row: its row of `run_metrics` but for the metrics at the common reward
+    - row: its row of `run_metrics` without the metrics at the common reward
     - sums: its `step_sums`, one row per step
     - lengths: how often each length occurs: columns late (0 early, 1 late), correct (0, 1), length_tokens, rows
     - path: its smoothed trajectory

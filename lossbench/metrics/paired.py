@@ -68,7 +68,7 @@ class PairedResult:
 
     @property
     def statement(self) -> str:
-        """What the two-sided test says, in a few words."""
+        """Result of the two-sided test in a few words."""
         if self.reason is not None:
             return self.reason
         if all(value == 0 for value in self.differences):
@@ -124,9 +124,9 @@ def _why_untestable(n: int, has_a: bool, has_b: bool, common: Sequence[Hashable]
     if n >= 2:
         return None
     if not (has_a and has_b):
-        return "cannot be tested because one of the arms has no runs"
+        return "cannot be tested because one of the modes has no runs"
     if not common:
-        return "cannot be tested because the two arms have no common seeds"
+        return "cannot be tested because the two modes have no common seeds"
     if undefined:
         return f"cannot be tested because the metric has no value in {len(undefined)} of {len(common)} paired runs"
     return "cannot be tested because there is only one pair of runs"

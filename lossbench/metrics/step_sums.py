@@ -149,7 +149,7 @@ def last_of_each_step(log: Columns) -> Columns:
 
 
 def sums_from_step_log(log: Columns) -> Columns:
-    """Sums for a run without recorded completions: each logged step counts once, whatever its number of rows.
+    """Sums for a run without recorded completions: each logged step counts once, regardless of its number of rows.
 
     Logs of other trainers hold per-step means only; the result is then a mean of means, and the metrics' column
     `source` says so.

@@ -103,11 +103,11 @@ def slope_after(sums: Columns, first_step: int | None) -> tuple[float, float]:
 
 
 def common_reward(paths: list[Trajectory]) -> float:
-    """A reward that every path gets to on its way up, NaN where there is none.
+    """A reward that every path gets to on its way up, NaN if absent.
 
     Each path's plateau level is the smoothed reward at `PLATEAU_SHARE` of its rise from its first point to the mean of
     its last fifth; the lowest of these levels is the common one. (The highest reward ever touched would be a matter of
-    noise.) It must be above every path's first point: a reward that a run begins with says nothing about the way there.
+    noise.) It must be above every path's first point: one that a run begins with tells nothing of the way there.
     """
     paths = [path for path in paths if path.step.size]
     if not paths:

@@ -1,4 +1,4 @@
-"""What each aggregation does to a completion's weight as its length changes: curves, elasticity, exact checks.
+"""A completion's weight as its length changes, by aggregation: curves, elasticity, exact checks.
 
 K1, K2 and K3 are mechanism figures that need no training: the elasticity of a token's weight in its row's length, the
 Jensen gap of a length distribution, and the sign-length imbalance of a weighted batch.
@@ -102,14 +102,14 @@ def _token_mean_of_one_row() -> ExactCheck:
         np.array([window_weights(mode, length, group, horizon=_HORIZON)[0] for length, group in one])
         for mode in ("token-mean", "seq-mean-token-mean")
     )
-    return _equal("token-mean over one row against seq-mean-token-mean", token, seq)
+    return _equal("token-mean over one row vs seq-mean-token-mean", token, seq)
 
 
 def _micro_token_mean_of_one_row_each() -> ExactCheck:
     rows = np.arange(len(_LENGTHS_N))
     micro = window_weights("micro-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON, micro_ids_N=rows)
     seq = window_weights("seq-mean-token-mean", _LENGTHS_N, rows // 4, horizon=_HORIZON)
-    return _equal("micro-token-mean with one row per micro-batch against seq-mean-token-mean", micro, seq)
+    return _equal("micro-token-mean with one row per micro-batch vs seq-mean-token-mean", micro, seq)
 
 
 def _weight_elasticity() -> ExactCheck:

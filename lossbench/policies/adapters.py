@@ -47,7 +47,7 @@ def _number(text: str) -> int | float | None:
 
 
 def check_options(lora: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that there is not, or a value out of range."""
+    """Raise UsageError for an unknown option or a value out of range."""
     for name in lora:
         if name not in LORA_OPTIONS:
             raise UsageError(unknown("LoRA option", name, LORA_OPTIONS))

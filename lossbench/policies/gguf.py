@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 def is_converted(file: Path) -> bool:
-    """Whether the cache has the model of `file`. Raises UsageError where it has not and there is no package `gguf`."""
+    """Whether the cache has the model of `file`. Raises UsageError if it has not and the package `gguf` is missing."""
     return _is_ready(_folder(file), file)
 
 

@@ -1,4 +1,4 @@
-"""Where a run computes and in which precision: decided here alone, for runs, probes and `--dry-run`."""
+"""Device and precision of a run: decided here alone, for runs, probes and `--dry-run`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ def may_have_gpu() -> bool:
 
 
 def choose_device(asked: str) -> str:
-    """`asked`, with "auto" resolved: the GPU where there is one. Raises UsageError where there is no such device."""
+    """`asked`, with "auto" resolved: the GPU where there is one. Raises UsageError for a missing device."""
     if asked == "cpu":
         return asked
     if asked != "auto" and asked.partition(":")[0] != "cuda":
@@ -51,11 +51,11 @@ def _has_gpu() -> bool:
 
 
 def placement(device: str, dtype: str) -> Placement:
-    """Where and how a run with these settings computes on this machine.
+    """Device and precision of a run with these settings on this machine.
 
     "auto" keeps the weights float32 everywhere, so that small updates are not rounded away, and computes in bfloat16
     where the GPU has instructions for it: emulated it is slower than float32, and on a CPU it may be. Raises UsageError
-    where the device, or the dtype on it, cannot be had.
+    where the device, or the dtype on it, is not available.
     """
     place = choose_device(device)
     if dtype not in DTYPES:

@@ -48,7 +48,7 @@ def resolve(reference: str, *, weights: bool = True) -> Source:
 
     A hub id is fetched where the local cache lacks it, a `.gguf` file converted into lossbench's cache where it is
     new. `pkg:name` is the `.gguf` file that the installed Python package `name` ships. Raises UsageError where a path
-    does not exist, or is neither a model's folder nor a `.gguf` file, or the hub id cannot be had.
+    does not exist, or is neither a model's folder nor a `.gguf` file, or the hub id is not available.
     """
     path = _local(reference)
     if path is None:
@@ -58,9 +58,9 @@ def resolve(reference: str, *, weights: bool = True) -> Source:
 
 
 def first_use(reference: str) -> str | None:
-    """What the first use of the model will have to do; None where its files are here, ready to be loaded.
+    """Work left for the first use of the model; None if its files are here, ready to be loaded.
 
-    Fetches and converts nothing. Raises UsageError as `resolve` does, but for what only the hub can tell.
+    Fetches and converts nothing. Raises UsageError as `resolve` does, except for what only the hub can tell.
     """
     path = _local(reference)
     if path is None:
@@ -159,7 +159,7 @@ def load_pretrained(
     """The model that `reference` names, on its device, with its tokenizer.
 
     `device` and `dtype`, that of the weights, are those of `hardware.placement`; `lora` ({"r": 16, "alpha": 32, ...})
-    trains adapters only. Raises UsageError, one line, where the model cannot be had, has no EOS token, or an option
+    trains adapters only. Raises UsageError, one line, where the model is not available, has no EOS token, or an option
     does not fit.
 
     Where the reference is a trained adapter (a LoRA checkpoint), the base model that it names is loaded under it, and
@@ -200,10 +200,20 @@ def load_pretrained(
     return LoadedPolicy(model.to(place.device), tokenizer, resolved)
 
 
-def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer that `reference` names, padding on the left; the EOS pads where there is no padding token.
+def load_config(reference: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration that `reference` names, an adapter's that of its base. Raises UsageError as `resolve`."""
+    from transformers import AutoConfig
 
-    Raises UsageError where it cannot be had or has no EOS token: without one no completion could ever end.
+    source = resolve(reference, weights=False)
+    if base := adapter_base(source.folder, reference):
+        source = _base_source(reference, base)
+    return _from_folder(AutoConfig, reference, source, trust_remote_code=trust_remote_code)
+
+
+def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer that `reference` names, padding on the left; the EOS pads if no padding token is defined.
+
+    Raises UsageError where it is not available or has no EOS token: without one no completion could ever end.
     """
     from transformers import AutoTokenizer
 
@@ -226,7 +236,7 @@ def _base_source(reference: str, base: str) -> Source:
     try:
         return resolve(base)
     except UsageError as error:
-        raise UsageError(f"model '{reference}' is an adapter whose base cannot be had: {error}") from error
+        raise UsageError(f"model '{reference}' is an adapter whose base is not available: {error}") from error
 
 
 def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> Any:
@@ -247,8 +257,8 @@ PLAIN = "ask in plain text with --set task_params.chat=false (arithmetic: --set 
 def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
     """Text -> the model's input text for it as a user's message, by the tokenizer's chat template.
 
-    A leading BOS of the template is dropped where the tokenizer adds one itself. Raises UsageError where there is no
-    template, or it fails.
+    A leading BOS of the template is dropped where the tokenizer adds one itself. Raises UsageError if the
+    template is missing or fails.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(f"model '{reference}' has no chat template: {PLAIN}")

@@ -24,7 +24,7 @@ def load_policy(
     `policy_params` change a built-in policy's configuration (`TinyPolicy`).
 
     `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they
-    come in float32, on the CPU. Raises UsageError where a model cannot be had.
+    come in float32, on the CPU. Raises UsageError where a model is not available.
     """
     check_policy_params(policy, policy_params or {})
     if policy not in BUILT_IN:

@@ -2,7 +2,7 @@
 
 The warm start teaches the `selfcheck` format (`lossbench.tasks.selfcheck`) with many wrong answers, so that training
 begins at an accuracy near 0.2 with room both ways, and with check tokens that tell the truth, or, for the null control,
-say nothing.
+are coin flips.
 """
 
 import random

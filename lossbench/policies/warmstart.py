@@ -1,7 +1,7 @@
-"""Builds the built-in policy once by supervised learning, and keeps it in the cache.
+"""Warm start of the built-in policy: built once by supervised learning and kept in the cache.
 
 The cache folder is named after the hash of the policy's configuration, so another configuration is another folder. It
-appears by rename, so whoever sees it sees it whole.
+appears by rename, so readers always see it whole.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ OnStep = Callable[[int, int], None]
 
 
 def cache_dir() -> Path:
-    """Where built policies live: `LOSSBENCH_CACHE`, else the platform's cache folder."""
+    """Folder of built policies: `LOSSBENCH_CACHE`, else the platform's cache folder."""
     if override := os.environ.get("LOSSBENCH_CACHE"):
         return Path(override).expanduser()
     import platformdirs

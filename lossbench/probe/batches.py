@@ -1,4 +1,4 @@
-"""Rollout batches for the probe: drawn from a policy, and cut into chunks of like length for the passes over them."""
+"""Rollout batches for the probe: drawn from a policy, and cut into chunks of similar length for passes over them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -94,13 +94,13 @@ def ending_tokens(model: Any, tokenizer: Any) -> list[int]:
     configured = configured if isinstance(configured, list) else [configured]
     ids = [token for token in dict.fromkeys([*configured, tokenizer.eos_token_id]) if token is not None]
     if not ids:
-        raise UsageError("the policy has no EOS token: completions could not end, so their length says nothing")
+        raise UsageError("the policy has no EOS token: completions could not end, so their length holds no information")
     return ids
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a batch is drawn: `completions` rows in groups of `num_generations`, capped at `max_completion_length`."""
+    """Sampling of a batch: `completions` rows in groups of `num_generations`, capped at `max_completion_length`."""
 
     completions: int = 128
     num_generations: int = 8
@@ -125,7 +125,7 @@ class Sampling:
 
 
 class PolicySource:
-    """Draws batches from a frozen policy: `prompts` distinct prompts of the task's training set, a group each."""
+    """Source of batches from a frozen policy: `prompts` distinct prompts of the task's training set, a group each."""
 
     def __init__(self, model: Any, tokenizer: Any, task: Task, sampling: Sampling) -> None:
         self._model, self._tokenizer, self._task, self._sampling = model, tokenizer, task, sampling

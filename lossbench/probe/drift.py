@@ -4,8 +4,9 @@ On-policy the gradient of every clip-type surrogate is sum_i w_i A_i grad log pi
 a length, per unit of step, is sum_i w_i A_i s_i over the completions' projections s_i on that length's gradient. Part
 of it is legitimate and shared by all modes: where reward and length go together, learning moves the length. What the
 row weights add is the difference from `seq-mean-token-sum` under the same advantages, once the two are of one size:
-either of equal mean row weight, so that the shared part cancels, or of equal gradient norm, which is what an optimizer
-that normalises sees. The factor is one number per mode for the whole probe: per batch it would hide token-mean's bias.
+either of equal mean weight over the rows that have an advantage, so that the shared part cancels, or of equal gradient
+norm, which is what an optimizer that normalises sees. The factor is one number per mode for the whole probe: per batch
+it would hide token-mean's bias.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +33,9 @@ _ZERO = 1e-9
 class ModeSums:
     """A mode's gradient in each of W windows.
 
-    `sizes_W` is the mean row weight; `along` maps (metric, direction of length) to sum_i w_i A_i s_i over the incorrect
-    and over the correct completions, (2, W), NaN where a window has no such direction; `norms` maps a metric to the
-    squared gradient norm (W,), estimated by random directions.
+    `sizes_W` is the sum of the weights of rows with an advantage; `along` maps (metric, direction of length) to
+    sum_i w_i A_i s_i over the incorrect and over the correct completions, (2, W), NaN where a window has no such
+    direction; `norms` maps a metric to the squared gradient norm (W,), estimated by random directions.
     """
 
     mode: Mode
@@ -46,21 +47,17 @@ class ModeSums:
 def mode_sums(probe: Projections, mode: Mode, micro_batch_rows: int | None = None) -> ModeSums:
     """The weighted sums of one mode over every window; `micro_batch_rows` cuts windows for micro-token-mean."""
     weights = [row_weights(window, mode, probe.horizon, micro_batch_rows) for window in probe.windows]
-    taught = [row_advantages(window, mode) for window in probe.windows]
-    pulls = [weights_N * advantages_N for weights_N, advantages_N in zip(weights, taught, strict=True)]
+    advantages_of = [row_advantages(window, mode) for window in probe.windows]
+    pulls = [w * a for w, a in zip(weights, advantages_of, strict=True)]
     pulled = list(zip(probe.windows, pulls, strict=True))
     keys = [(metric, name) for metric in probe.metrics for name in LENGTHS]
     return ModeSums(
         mode,
-        np.array([_mean_size(w_N[advantages_N != 0]) for w_N, advantages_N in zip(weights, taught, strict=True)]),
+        np.array([weights_N[np.abs(a) > _ZERO].sum() for weights_N, a in zip(weights, advantages_of, strict=True)]),
         {key: np.array([_by_branch(window, pull_N, key) for window, pull_N in pulled]).T for key in keys},
         {metric: np.array([_squared_norm(window, pull_N, metric) for window, pull_N in pulled])
          for metric in probe.metrics},
     )  # fmt: skip
-
-
-def _mean_size(weights_n: np.ndarray) -> float:
-    return float(weights_n.mean()) if len(weights_n) else 0.0
 
 
 def row_weights(window: Window, mode: Mode, horizon: float, micro_batch_rows: int | None = None) -> np.ndarray:
@@ -192,7 +189,7 @@ class DriftTable:
         return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
 
     def adam_step(self, advantage: str, rows_per_step: int) -> float:
-        """How far a step of Adam over `rows_per_step` rows goes, in steps of the probe's adam metric.
+        """Length of a step of Adam over `rows_per_step` rows, in steps of the probe's adam metric.
 
         Its second moments are mostly noise and so fall with the batch: a step is sqrt(rows_per_step / rows of the
         probe) of the probe's, in the unit that all scales share.

@@ -17,11 +17,12 @@ from lossbench.probe.dose_response import (
 from lossbench.probe.drift import Drift, DriftTable
 from lossbench.probe.forecast import Forecast, forecast
 from lossbench.probe.projections import Projections
+from lossbench.probe.response import CurvePoint, Parts, Slopes, drift_parts, response_curves, sentence, slopes
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Lengths, drifts, dose-response, mechanism and forecasts of one policy at one training step.
+    """Lengths, drifts with their parts, response, dose, mechanism and forecasts of one policy at one training step.
 
     `parameters` says what was differentiated by. `forecasts` are empty without a size of training or the adam metric.
     """
@@ -29,11 +30,15 @@ class Findings:
     policy: str
     step: int
     parameters: str
+    sentence: str
     pairs: int
     completions: int
     truncated_frac: float | None
     lengths: list[LengthFacts]
     drifts: list[Drift]
+    parts: list[Parts]
+    slopes: list[Slopes]
+    curves: list[CurvePoint]
     doses: list[DoseResponse]
     mechanism: list[Mechanism]
     forecasts: list[Forecast]
@@ -53,9 +58,13 @@ def findings(
     windows for micro-token-mean.
     """
     table = DriftTable(probe, micro_batch_rows)
+    drifts = table.rows(modes)
+    parts = [drift_parts(table, mode, metric) for metric in probe.metrics for mode in modes]
     return Findings(
-        probe.policy, probe.step, probe.parameters, len(probe.windows_of_pair()), len(probe.pool("lengths_N")),
-        _truncated_frac(probe), length_facts(probe), table.rows(modes),
+        probe.policy, probe.step, probe.parameters, sentence(drifts, parts), len(probe.windows_of_pair()),
+        len(probe.pool("lengths_N")), _truncated_frac(probe), length_facts(probe), drifts, parts,
+        [slopes(probe, metric) for metric in probe.metrics],
+        [point for metric in probe.metrics for point in response_curves(probe, metric)],
         [dose_response(table, name, metric, alphas) for name in ("incorrect", "correct") for metric in probe.metrics],
         [mechanism(probe, mode, micro_batch_rows) for mode in modes],
         [forecast(table, mode, **training) for mode in modes] if training and "adam" in probe.metrics else [],

@@ -14,7 +14,7 @@ _Z_80 = 1.96 + 0.84  # a two-sided test at .05 of a normal mean has a power of 8
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training run could show, were the policy's drift to stay as it is.
+    """Expected effect of a training run, were the policy's drift to stay as it is.
 
     `change_tokens`: expected difference of the length from the baseline's run at the end, with the 95 % interval of the
     drift behind it; `noise_tokens`: standard deviation of that difference between two runs that differ in their random

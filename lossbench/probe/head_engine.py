@@ -24,9 +24,9 @@ from lossbench.probe.scores import Policy, Vector, check_finite
 from lossbench.sampling.decode import evaluation_mode
 
 HEAD = "head"
-_KEPT_BYTES = 1 << 30
+KEPT_BYTES = 1 << 30
 """Hidden states of one batch that stay in memory; those beyond it go to a temporary file."""
-_BLOCK_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 28}
+BLOCK_NUMBERS = {"cpu": 1 << 25, "cuda": 1 << 28}
 """Numbers of both batches' scores in one block of the vocabulary."""
 _MAX_POSITIONS = 1 << 13
 _NOT_FINITE = "the policy's logits are not finite: its lengths have no derivative"
@@ -89,14 +89,15 @@ class Head:
 def find_head(model: nn.Module, ids_1S: Tensor) -> Head:
     """The model's head, with scale, soft cap and used rows as they show in its logits on one row of tokens.
 
-    Raises UsageError where there is no output embedding, or logits come from it in another way.
+    Raises UsageError for a model without an output embedding, or logits come from it in another way.
     """
-    layer = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find: Any = getattr(model, "get_output_embeddings", lambda: None)
+    layer = find()
     if not isinstance(layer, nn.Linear):
         what = "no output embedding" if layer is None else f"{type(layer).__name__} for a head"
         raise UsageError(f"the policy has {what}, and --params head needs a linear layer: give --params all")
     seen: list[Tensor] = []
-    handle = layer.register_forward_hook(lambda module, args, output: seen.append(output))
+    handle = layer.register_forward_hook(lambda *told: seen.append(told[2]))
     try:
         with evaluation_mode(model), torch.no_grad():
             y_SV = model(input_ids=ids_1S, use_cache=False).logits[0].double()
@@ -111,7 +112,7 @@ def find_head(model: nn.Module, ids_1S: Tensor) -> Head:
     used_V[: y_SV.shape[1]] = (y_SV > -1e30).any(0)
     y, z = (part[:, used_V[: y_SV.shape[1]]] for part in (y_SV, z_SV))
     rounding = 3e-2 if layer.weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     numbers = _numbers(config.get_text_config() if hasattr(config, "get_text_config") else config)
     for cap in (None, *(number for name, number in numbers.items() if "cap" in name and number > 0)):
         straight = y if cap is None else cap * torch.atanh((y / cap).clamp(-1 + 1e-9, 1 - 1e-9))
@@ -140,7 +141,7 @@ class HeadEngine:
 
     def __init__(self, policy: Policy, head: Head) -> None:
         self.policy, self.head, self.parameters = policy, head, head.parameters
-        self.block_numbers = _BLOCK_NUMBERS.get(policy.device.type, _BLOCK_NUMBERS["cpu"])
+        self.block_numbers = BLOCK_NUMBERS.get(policy.device.type, BLOCK_NUMBERS["cpu"])
 
     def record(self, batch: ProbeBatch) -> "HeadRecord":
         """Hidden states of `batch`, kept. Raises UsageError where its logits are not finite."""
@@ -153,7 +154,7 @@ class HeadEngine:
         return ((low, min(low + step, vocabulary)) for low in range(0, vocabulary, step))
 
     def hidden(self, chunk: Chunk) -> Tensor:
-        """Hidden states that tell the chunk's completion tokens (R, T, H); 0 where there is none."""
+        """Hidden states that tell the chunk's completion tokens (R, T, H); 0 if absent."""
         handle = self.head.layer.register_forward_pre_hook(_stop)
         try:
             with evaluation_mode(self.policy.model), torch.no_grad():
@@ -213,7 +214,7 @@ class _Part:
 
 
 class HeadRecord:
-    """What is kept of a batch of B completions: hidden states and log sum exp of the logits."""
+    """Record of a batch of B completions: hidden states and log sum exp of the logits."""
 
     def __init__(self, engine: HeadEngine, batch: ProbeBatch) -> None:
         self._engine, self._head, self.rows = engine, engine.head, len(batch.completion_ids)
@@ -234,7 +235,7 @@ class HeadRecord:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         self._kept_bytes += tensor.nbytes
-        if self._kept_bytes <= _KEPT_BYTES:
+        if self._kept_bytes <= KEPT_BYTES:
             return tensor.contiguous()
         with tempfile.NamedTemporaryFile() as file:  # gone by name, and wholly once the tensor is
             kept = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)

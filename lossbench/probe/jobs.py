@@ -41,7 +41,7 @@ class ProbeJob:
 
     @property
     def name(self) -> str:
-        """What the table calls the policy."""
+        """Name of the policy in the table."""
         return self.label or self.policy
 
     @property
@@ -95,7 +95,7 @@ def run_job(
 ) -> Iterator[dict[str, list[Any]]]:  # fmt: skip
     """Columns of the `probe` table for each of the pairs `numbers` (default: all), in their order.
 
-    The numbers do not depend on the count of workers. Raises UsageError for whatever the user can mend.
+    The numbers do not depend on the count of workers. Raises UsageError for whatever the user can fix.
     """
     numbers = range(job.settings.pairs) if numbers is None else numbers
     workers = min(workers, len(numbers))

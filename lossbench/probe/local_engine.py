@@ -23,7 +23,7 @@ class NotLocal(Exception):
 
 @dataclass(frozen=True)
 class _Tape:
-    """What a backward pass leaves: the row of each of n tokens, and every use of selected parameters."""
+    """Record of a backward pass: the row of each of n tokens, and every use of selected parameters."""
 
     rows: Rows
     uses: list[Use]

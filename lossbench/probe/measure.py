@@ -28,7 +28,7 @@ _SAVE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a probe stands: pairs kept of those wanted for the policy at `step`, seconds since this call began, pairs
+    """Progress of a probe: pairs kept of those wanted for the policy at `step`, seconds since this call began, pairs
     measured by it, and the policy's projections so far."""
 
     step: int
@@ -59,7 +59,7 @@ def measure(
     Pairs that the file holds already are kept where they were measured on the same policy with the same settings, so
     the same call goes on where one was stopped, and more pairs extend it; otherwise it is begun again. `workers`
     defaults to one per core for built-in policies, else to 1. What is measured before an exception or a Ctrl-C stays,
-    in whole pairs. Raises UsageError for whatever the user can mend; then, without a pair, nothing is written.
+    in whole pairs. Raises UsageError for whatever the user can fix; then, without a pair, nothing is written.
     """
     require("a probe", "train", *TRAIN)
     job = jobs[0]
@@ -138,7 +138,7 @@ class _Kept:
 
 
 def _facts(jobs: Sequence[ProbeJob]) -> dict[str, Any]:
-    """What decides the numbers in a file, for its metadata; `draws` tells probes apart that share prompts and draws."""
+    """Metadata of a file: all that decides its numbers; `draws` tells probes apart that share prompts and draws."""
     job = jobs[0]
     draws = job.own_settings().sampling.seed
     found = {

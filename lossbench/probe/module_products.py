@@ -1,4 +1,4 @@
-"""What one module's parameters contribute to scores: sums of scores, and projections of scores on directions.
+"""Contribution of one module's parameters to scores: sums of scores, and projections of scores on directions.
 
 For a linear layer a token's part of a projection costs one product with the weights per direction. The score of a whole
 completion, sum_t d_t x_t^T, costs as much once, and each direction is then one scalar product of the layer's size. So
@@ -58,7 +58,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Rows:
-    """Which row of the batch each of n tokens belongs to; the tokens of a row are neighbours."""
+    """Row of the batch of each of n tokens; the tokens of a row are neighbours."""
 
     rows_n: Tensor
 

@@ -1,4 +1,4 @@
-"""Which parameters the probe differentiates by."""
+"""Selection of the parameters that the probe differentiates by."""
 
 from collections.abc import Sequence
 

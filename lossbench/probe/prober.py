@@ -36,7 +36,7 @@ MOMENT_FLOOR = 0.01
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What a probe does; the defaults are the ones that its figures are stated for.
+    """Settings of a probe; the defaults are the ones that its figures are stated for.
 
     `params` are "head" (`lossbench.probe.head_engine`), "all" trainable parameters, or parts of names
     (`select_parameters`); without them all.

@@ -36,7 +36,7 @@ class TrainedDrift:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well predicted and realised changes order together: Spearman's correlation over `units` (runs), with a 95 %
+    """Rank agreement of predicted and realised changes: Spearman's correlation over `units` (runs), with a 95 %
     interval (Fisher's z, error of Bonett and Wright 2000); NaN bounds under four units."""
 
     units: int

@@ -22,7 +22,7 @@ _FOLDERS = ("completions_*.parquet", "completions/completions_*.parquet", "rollo
 
 
 class RecordedSource:
-    """Cuts recorded groups, in an order drawn from the seed, into batches of about `sampling.completions` rows.
+    """Batches from recorded groups, in an order drawn from the seed, of about `sampling.completions` rows.
 
     The file is parquet, CSV, JSON or JSON lines with a row per completion: `prompt` (text) or `prompt_ids`,
     `completion` (text) or `completion_ids`, `reward`, and what tells groups apart: `group` and whichever of run_id,

@@ -39,7 +39,7 @@ def origin(parameters: Mapping[str, nn.Parameter]) -> Vector:
 
 
 class Record(Protocol):
-    """What an engine keeps of one batch."""
+    """Record of one batch, as an engine keeps it."""
 
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
         """For each k the sum over rows of coefficient times score, float32. Raises UsageError if it is not finite."""
@@ -51,7 +51,7 @@ class Record(Protocol):
 
 
 class Engine(Protocol):
-    """Makes records of batches, and projects the two batches of a pair on each other's directions."""
+    """Engine: makes records of batches, and projects the two batches of a pair on each other's directions."""
 
     name: str
     parameters: dict[str, nn.Parameter]

@@ -1,1 +1,1 @@
-"""From a sweep's folder to files that a person reads: one HTML page, Markdown, figures, and the numbers beside them."""
+"""From a sweep's folder to files for people: one HTML page, Markdown, figures, and the numbers beside them."""

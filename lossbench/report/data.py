@@ -1,4 +1,4 @@
-"""Gathers what a report shows out of a sweep: arms, whom each is compared with, comparisons, verdicts, warnings."""
+"""Data of a report: the arms of a sweep with their references, comparisons, verdicts, warnings."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -126,7 +126,7 @@ class ReportData:
 
     @property
     def claims_change(self) -> str:
-        """How the claims were changed after they were stated; empty where they were not, or there are none."""
+        """Note on how the claims were changed after they were stated; empty if they were not, or if no claims exist."""
         claims, change = stated(self.spec)
         return change if claims else ""
 
@@ -202,7 +202,7 @@ def _text(value: Any) -> str | None:
 
 
 def reference_of(arm: str, names: list[str], baseline: str, policies: Mapping[str, str | None]) -> str | None:
-    """Whom `arm` is compared with: the baseline, or its counterpart among the arms that start from the same policy.
+    """Reference of `arm`: the baseline, or its counterpart among the arms that start from the same policy.
 
     An arm with a label of its own is held against the baseline's mode under the same label, where there is such an
     arm: what the label stands for is not the mode's doing. Pairs of runs share their starting policy, so an arm with a

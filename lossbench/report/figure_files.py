@@ -1,4 +1,4 @@
-"""Writes figures to files, in processes of their own where that pays: laying out and writing is most of a figure."""
+"""Figures as files, written in processes of their own where that pays: layout and writing cost most."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _MOST_WORKERS = 4
 
 @contextmanager
 def figure_writer(runs: int) -> Iterator[WriteFigure]:
-    """Yields what writes the figures of a report on so many runs; all files are there when the context ends.
+    """Yield a writer of figures for a report on so many runs; all files are there when the context ends.
 
     Raises, at the end, what writing raised: OSError where a file cannot be written.
     """

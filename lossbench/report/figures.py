@@ -20,7 +20,7 @@ _SEEDS = (
     "interval of the mean: it covers the mean at one place, not the whole curve. Where runs are of "
     "unequal length, the mean ends with the first. "
 )
-_PANELS = "One panel an arm; the means of the other arms are faint behind it. "
+_PANELS = "One panel per mode; the means of the other modes are faint behind it. "
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ FIGURES: dict[str, Entry] = {
     figure.name: figure
     for figure in (
         Entry(
-            "forest", "Differences to the reference arm",
+            "forest", "Differences to the reference mode",
             "Each small mark is one pair of runs with equal seed, the large mark their mean, the bar its 95 % t "
             "interval. Whether a difference is distinguishable is for the test in the tables to say; a bar "
             "that crosses zero hints that it is not. A dashed line is the margin stated "
@@ -61,7 +61,7 @@ FIGURES: dict[str, Entry] = {
             "reward_length", "Reward and length during training", "", figures_curves.reward_length, per_seed=True,
         ),
         Entry(
-            "trajectory", "Reward against length",
+            "trajectory", "Reward vs length",
             "Training runs along each line, from the open circle to the large mark. A line that goes straight up gains "
             "reward without length; one that leans to the right pays for it in tokens. Small marks are where single "
             "runs end.",
@@ -69,13 +69,13 @@ FIGURES: dict[str, Entry] = {
         ),
         Entry(
             "length_distribution", "Lengths early and late",
-            "The share of completions that are at least so long, over all runs of an arm. The further right a line "
+            "The share of completions that are at least so long, over all runs of a mode. The further right a line "
             "lies, the longer the completions; dashed is the first fifth of the run, solid the last.",
             figures_curves.length_distribution,
         ),
         Entry(
             "cost_of_reward", "Tokens to reach a reward",
-            "Small marks are runs, large marks their mean, bars its 95 % t interval (of the arm by itself; the paired "
+            "Small marks are runs, large marks their mean, bars its 95 % t interval (of the mode by itself; the paired "
             "differences are in the tables).",
             figures_effects.cost_of_reward,
         ),
@@ -85,10 +85,10 @@ FIGURES: dict[str, Entry] = {
             figures_curves.by_tokens, per_seed=True,
         ),
         Entry(
-            "weights", "Effective weight against length",
+            "weights", "Effective weight vs length",
             "Exact, from the formulas, for a window with one completion at each of the lengths shown, at ratio 1. "
             "Where the line falls, tokens of long completions count less, and a long wrong answer is punished less per "
-            "token. Arms of equal weights share a line, on which their marks alternate.",
+            "token. Modes of equal weights share a line, on which their marks alternate.",
             figures_effects.weights,
         ),
         Entry(
@@ -104,14 +104,14 @@ FIGURES: dict[str, Entry] = {
             figures_effects.drift,
         ),
         Entry(
-            "dose_response", "Drift against the exponent of the weight",
+            "dose_response", "Drift vs the exponent of the weight",
             "Weights L^(α−1): the drift falls as long completions get their weight back, and is zero at α = 1 by "
             "construction. The dashed line is the branch model, scaled to agree at α = 0.",
             figures_effects.dose_response,
         ),
         Entry(
             "trained_drift", "Predicted and realised change",
-            "One mark a run: what its probes predicted for the incorrect length, against what training did.",
+            "One mark a run: what its probes predicted for the incorrect length vs what training did.",
             figures_effects.trained_drift,
         ),
     )

@@ -125,7 +125,7 @@ def trajectory(data: ReportData) -> Figure | None:
 
 
 def _last(values: np.ndarray) -> float:
-    """The last known value, NaN where there is none."""
+    """The last known value, NaN if absent."""
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else float("nan")
 
@@ -158,7 +158,7 @@ def length_distribution(data: ReportData) -> Figure | None:
             axes.set(xlim=(-0.05 * longest, 1.05 * longest), ylim=(0, 1.03))
     handles = [
         figure.axes[0].plot([], [], color=SOFT, linestyle=(0, (4, 1.5)), label="first fifth of the run")[0],
-        figure.axes[0].plot([], [], color=INK, linewidth=2.0, label="last fifth (in the arm's colour)")[0],
+        figure.axes[0].plot([], [], color=INK, linewidth=2.0, label="last fifth (in the mode's colour)")[0],
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure

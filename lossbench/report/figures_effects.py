@@ -172,7 +172,7 @@ def _weight_lines(axes: Axes, lengths: np.ndarray, values: np.ndarray, arms: Seq
 
 
 def _relative_weights(arm: Arm, lengths: np.ndarray, horizon: float) -> np.ndarray | None:
-    """None where the arm's aggregation is not one that lossbench knows: logs of other trainers may name any."""
+    """Aggregation of the arm; None if lossbench does not know it: logs of other trainers may name any."""
     if arm.agg_mode is None:
         return None
     try:
@@ -210,7 +210,7 @@ def dose_response(data: ReportData) -> Figure | None:
 
 
 def trained_drift(data: ReportData) -> Figure | None:
-    """What probes along the runs predicted, against what came."""
+    """Predictions of probes along the runs vs the realised change."""
     if data.probe is None or not data.probe.trained:
         return None
     from lossbench.report.probe_figures import trained_figure

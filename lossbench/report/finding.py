@@ -32,7 +32,7 @@ def find(data: ReportData) -> Finding:
     arms = {arm.name: ref for arm, ref in data.compared}
     if not arms:
         name = data.arms[0].name
-        return Finding(f"Nothing can be compared: {name} is the only arm of this sweep.")
+        return Finding(f"Nothing can be compared: {name} is the only mode of this sweep.")
     arm = next((name for name in _PREFERRED if name in arms), next(iter(arms)))
     reference = arms[arm]
     metric = next((m for m in HEADLINES if data.values(arm, m).size and data.values(reference, m).size), None)
@@ -52,7 +52,7 @@ def _sentence(arm: str, reference: str, metric: str, result: PairedResult) -> st
     noun, _ = HEADLINES[metric]
     subject = noun if metric == "late_reward" else f"length of {noun} late in training"
     if result.reason is not None:
-        return f"The {subject} of {arm} against {reference} {result.reason}{_seen(metric, result, arm, reference)}."
+        return f"The {subject} of {arm} vs {reference} {result.reason}{_seen(metric, result, arm, reference)}."
     if all(value == 0 for value in result.differences):
         return f"{arm} and {reference} show no difference in {subject}: identical in all {count(result.n, 'pair')}."
     if result.p_two_sided <= 1 - result.confidence:
@@ -82,11 +82,11 @@ def _ordered(arm: str, reference: str, metric: str, result: PairedResult) -> str
         relation = f"end {times(ratio)} as {adjective} as {low}'s{which}"
     else:
         relation = f"end {adjective}er than {low}'s"
-    return f"{high}'s {noun} {relation}: {style.plain(larger)} against {style.with_unit(smaller)}"
+    return f"{high}'s {noun} {relation}: {style.plain(larger)} vs {style.with_unit(smaller)}"
 
 
 def _seen(metric: str, result: PairedResult, arm: str, reference: str) -> str:
-    """What was observed all the same, in brackets."""
+    """Observed values of an undecided comparison, in brackets."""
     if not result.n:
         return ""
     style = number_style(METRICS[metric].unit, max(abs(result.mean_a), abs(result.mean_b)))

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file: offline, no script, images inside, every text escaped."""
+"""A report as one HTML file: offline, no script, images inside, every text escaped."""
 
 import base64
 import re
@@ -52,5 +52,5 @@ def _tidy(text: str) -> str:
 
 
 def _breaks(text: str) -> Markup:
-    """Lets long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
+    """Let long mode names break after @ and / on narrow screens, and keeps intervals on one line."""
     return Markup(re.sub("([@/])", r"\1<wbr>", str(escape(_INTERVAL.sub("\\1,\u00a0", text)))))

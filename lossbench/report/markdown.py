@@ -1,4 +1,4 @@
-"""Writes a report as Markdown that reads well on GitHub; figures are linked relatively, texts are escaped."""
+"""A report as Markdown that reads well on GitHub; figures are linked relatively, texts are escaped."""
 
 import re
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""How numbers, intervals and untrusted text are written in reports."""
+"""Formatting of numbers, intervals and untrusted text in reports."""
 
 import math
 from dataclasses import dataclass
 
 MISSING = "–"
-"""What stands where there is no value."""
+"""Placeholder for a missing value."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def number_style(unit: str, scale: float = math.nan) -> NumberStyle:
 
 
 def p_value(p: float) -> str:
-    """ "p = 0.0078", "p < 0.0001"; a dash where there is none."""
+    """ "p = 0.0078", "p < 0.0001"; a dash if missing."""
     if not math.isfinite(p):
         return MISSING
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"

@@ -25,7 +25,7 @@ WIDE, TALL = 9.6, 3.7
 
 @dataclass(frozen=True)
 class Line:
-    """What one arm draws in a panel: (K,) arrays; `seeds` are the lines of its runs, NaN where there is nothing."""
+    """Content of one arm in a panel: (K,) arrays; `seeds` are the lines of its runs, NaN where there is nothing."""
 
     x: np.ndarray
     y: np.ndarray

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lossbench.report.document import Block, Cell, Column, Table, Text
-from lossbench.report.numbers import MISSING, count, number_style, p_value
+from lossbench.report.numbers import MISSING, NumberStyle, count, number_style, p_value
 from lossbench.store.read import Sweep
 from lossbench.store.write import part_files
 
@@ -60,6 +60,7 @@ def probe_blocks(section: "ProbeSection") -> list[Block]:
 def _frozen_blocks(probe: "FrozenProbe") -> list[Block]:
     metric = probe.drifts[0].metric
     blocks: list[Block] = [
+        Text(probe.sentence),
         Text(
             f"The gradients of each mode on frozen rollouts of {'; '.join(probe.policies)}: "
             f"{count(probe.pairs, 'pair')} of batches, {probe.completions:,} completions, no training. A drift says "
@@ -67,6 +68,7 @@ def _frozen_blocks(probe: "FrozenProbe") -> list[Block]:
             f"mean weight. {_lengths(probe)}"
         ),
         _drift_table(probe),
+        _parts_table(probe),
         _company_table(probe, metric),
     ]
     if probe.drifts_by_policy:
@@ -116,8 +118,33 @@ def _drift_cell(row: "Drift | None") -> Cell:
     return Cell(style.signed(row.drift), row.note or style.interval(row.low, row.high), strong=certain)
 
 
+def _parts_table(probe: "FrozenProbe") -> Table:
+    """The two parts of each mode's drift of incorrect length, and the share of the one that the other cancels."""
+    ratio, unit = number_style("ratio"), "tokens per unit of step"
+    columns = (Column("mode", numeric=False), Column("D_w, from wrong answers", unit),
+               Column("D_r, from right answers", unit), Column("ρ = −D_r / D_w"))  # fmt: skip
+    rows = []
+    for part in (part for part in probe.parts if part.from_wrong is not None):
+        style = number_style("tokens", part.from_wrong or math.nan)
+        share = _interval(ratio, part.cancelled_low, part.cancelled_high)
+        rows.append((
+            Cell(part.mode, strong=True),
+            Cell(style.signed(part.from_wrong), _interval(style, part.from_wrong_low, part.from_wrong_high)),
+            Cell(style.signed(part.from_right), _interval(style, part.from_right_low, part.from_right_high)),
+            Cell(ratio.plain(part.cancelled), share or "not determined"),
+        ))  # fmt: skip
+    foot = "What wrong answers do to themselves, and right ones to them: at ρ = 1 all of the push is cancelled."
+    if bounds := _interval(ratio, probe.slopes.rho_low, probe.slopes.rho_high):
+        foot += f" Slopes of the response curves, right over wrong: {ratio.plain(probe.slopes.rho)} {bounds}."
+    return Table("Drift of incorrect length in two parts", columns, tuple(rows), foot)
+
+
+def _interval(style: NumberStyle, low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else style.interval(low, high)
+
+
 def _company_table(probe: "FrozenProbe", metric: str) -> Table:
-    """What belongs beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
+    """Figures that belong beside a mean: robust figures, the whole drift, the other way of matching, the mechanism."""
     incorrect = {
         (row.mode, row.match): row for row in probe.drifts if (row.direction, row.metric) == ("incorrect", metric)
     }
@@ -131,12 +158,11 @@ def _company_table(probe: "FrozenProbe", metric: str) -> Table:
     for found in probe.mechanism:
         by_weight, by_norm = incorrect[found.mode, "row-weight"], incorrect[found.mode, "gradient-norm"]
         style, ratio = number_style("tokens", by_weight.raw or float("nan")), number_style("ratio")
-        whole = (by_weight.raw_low, by_weight.raw_high)
         rows.append((
             Cell(found.mode, strong=True), Cell(ratio.signed(by_weight.t)),
             Cell(number_style("tokens", by_weight.median or float("nan")).signed(by_weight.median)),
             Cell(MISSING if by_weight.sign_p is None else _bare_p(by_weight.sign_p)),
-            Cell(style.signed(by_weight.raw), "" if None in whole else style.interval(*whole)),  # type: ignore[arg-type]
+            Cell(style.signed(by_weight.raw), _interval(style, by_weight.raw_low, by_weight.raw_high)),
             _drift_cell(by_norm), Cell(ratio.signed(found.elasticity_incorrect)),
             Cell(number_style("norm").signed(found.sign_length_imbalance)),
         ))  # fmt: skip

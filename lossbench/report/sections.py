@@ -1,4 +1,4 @@
-"""Puts the report together: which sections there are, and what stands in each."""
+"""The sections of a report and their content."""
 
 import shlex
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ def _verdicts(data: ReportData) -> Section:
 
 
 def _differences(data: ReportData, figures: Figures) -> Section:
-    return _section("arms", "What each arm came to", arm_table(data), figures.get("forest"))
+    return _section("arms", "Late means", arm_table(data), figures.get("forest"))
 
 
 def _during(figures: Figures) -> Section:
@@ -138,11 +138,11 @@ def _pairs(data: ReportData, finding: Finding) -> Section:
     metric = finding.metric or next(iter(HEADLINES))
     reward = pairwise_table(data, "late_reward") if metric != "late_reward" else None
     more = Details("The same for late reward", (reward,)) if reward else None
-    return _section("pairs", "Every pair of arms", pairwise_table(data, metric), more)
+    return _section("pairs", "Every pair of modes", pairwise_table(data, metric), more)
 
 
 def _mechanism(data: ReportData, figures: Figures) -> Section:
-    return _section("mechanism", "Why: weight against length", figures.get("weights"), definition_table(data))
+    return _section("mechanism", "Why: weight vs length", figures.get("weights"), definition_table(data))
 
 
 def _probe(data: ReportData, figures: Figures) -> Section:
@@ -161,7 +161,7 @@ def _guards(data: ReportData, figures: Figures) -> Section:
 
 def _samples(data: ReportData) -> Section:
     found = [samples for arm in data.arms if (samples := arm_samples(data, arm)) is not None]
-    intro = "Shortest, median and longest completions of one run of each arm, from its first and its last fifth."
+    intro = "Shortest, median and longest completions of one run of each mode, from its first and its last fifth."
     return _section("samples", "Sample completions", *([Text(intro), *found] if found else []))
 
 
@@ -183,7 +183,7 @@ def _reproduce(data: ReportData) -> Section:
 
 
 def written_to(command: str) -> str | None:
-    """What a command line says with --out, None where it leaves the folder to lossbench."""
+    """Value of --out on a command line, None if lossbench chooses the folder."""
     try:
         typed = shlex.split(command)
     except ValueError:  # a quote left open, in a sweep.json that someone edited

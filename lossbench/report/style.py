@@ -33,7 +33,7 @@ _LONG_DECIMAL = re.compile(r"(\d\.\d\d)\d+")
 
 @dataclass(frozen=True)
 class ArmStyle:
-    """How one arm looks in every figure."""
+    """Look of one arm in every figure."""
 
     color: str
     dash: Any

@@ -44,7 +44,7 @@ def summary_rows(data: ReportData) -> list[dict[str, Any]]:
 
 
 def summary_csv(data: ReportData) -> str:
-    """`summary_rows` as CSV; empty cells where there is no value."""
+    """`summary_rows` as CSV; empty cells for missing values."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n", restval="")
     writer.writeheader()
@@ -61,7 +61,7 @@ def spreadsheet_cell(value: Any) -> Any:
 
 
 def summary_json(data: ReportData) -> dict[str, Any]:
-    """Finding, verdicts, arms, comparisons and warnings; null where there is no value."""
+    """Finding, verdicts, arms, comparisons and warnings; null for missing values."""
     finding = find(data)
     matched = [
         {"basis": found.basis, "arm": arm.name, "reference": ref, "at": found.at, "unit": found.unit,

@@ -37,7 +37,7 @@ def distinguishable(result: PairedResult) -> bool:
 
 
 def difference_note(style: NumberStyle, result: PairedResult) -> str:
-    """ "+27.6 [+24.1, +31.1]", or why there is none."""
+    """ "+27.6 [+24.1, +31.1]", or the reason why none exists."""
     if result.n == 0:
         return "no pairs"
     interval = style.interval(result.ci_low, result.ci_high)
@@ -52,10 +52,10 @@ def arm_table(data: ReportData) -> Table:
     rows = [(_arm_cell(arm), _seeds_cell(arm), *(_metric_cell(data, arm, m) for m in metrics)) for arm in data.arms]
     foot = (
         "Means over completed runs of the last fifth of the planned steps (token efficiency: the whole run), pooled "
-        "over completions within a run. Below: the paired difference to the reference arm with its 95 % t interval; "
+        "over completions within a run. Below: the paired difference to the reference mode with its 95 % t interval; "
         "bold where the exact sign-flip test rejects equality at 0.05. Seeds: completed of planned."
     )
-    return Table("Late means of each arm", tuple(columns), tuple(rows), foot)
+    return Table("Late means of each mode", tuple(columns), tuple(rows), foot)
 
 
 def _metric_column(metric: str) -> Column:
@@ -64,7 +64,7 @@ def _metric_column(metric: str) -> Column:
 
 
 def definition_table(data: ReportData) -> Table:
-    """What each arm is: its surrogate, aggregation with formula, advantage scale and policy."""
+    """Definition of each arm: its surrogate, aggregation with formula, advantage scale and policy."""
     from lossbench.loss.aggregations import parse_aggregation
 
     def formula(arm: Arm) -> str:
@@ -84,11 +84,11 @@ def definition_table(data: ReportData) -> Table:
         "w: weight of each token loss of completion i, over a window of N completions with T tokens in all; L_i its "
         "length, H the constant, P prompts, T_g tokens of its prompt's group, T_m of its micro-batch, M micro-batches."
     )
-    return Table("What the arms are", tuple(Column(title, numeric=False) for title in titles), rows, foot)
+    return Table("Modes", tuple(Column(title, numeric=False) for title in titles), rows, foot)
 
 
 def _arm_cell(arm: Arm) -> Cell:
-    return Cell(arm.name, f"against {arm.reference}" if arm.reference else "reference", strong=True)
+    return Cell(arm.name, f"vs {arm.reference}" if arm.reference else "reference", strong=True)
 
 
 def _seeds_cell(arm: Arm) -> Cell:
@@ -174,7 +174,7 @@ def matched_table(data: ReportData, basis: str) -> Table | None:
             at = f"steps {math.floor(WINDOW_FROM * found.at) + 1} to {found.at:.0f}"
         results = {item.metric: item.result for item in found.comparisons}
         cells = [_matched_cell(metric, results.get(metric)) for metric in metrics]
-        name = Cell(arm.name, f"against {reference}" + (f": {found.reason}" if found.reason else ""))
+        name = Cell(arm.name, f"vs {reference}" + (f": {found.reason}" if found.reason else ""))
         rows.append((name, Cell(at), *cells))
     if not rows:
         return None
@@ -188,7 +188,7 @@ def _matched_cell(metric: str, result: PairedResult | None) -> Cell:
     if result is None or result.n == 0:
         return Cell(MISSING)
     style = number_style(METRICS[metric].unit, max(abs(result.mean_a), abs(result.mean_b)))
-    means = f"{style.plain(result.mean_a)} against {style.plain(result.mean_b)}"
+    means = f"{style.plain(result.mean_a)} vs {style.plain(result.mean_b)}"
     return Cell(means, difference_note(style, result), strong=distinguishable(result))
 
 

@@ -1,4 +1,4 @@
-"""Makes a report: from a sweep's folder to index.html, report.md, summary.csv, summary.json and the figures."""
+"""A report on disk: from a sweep's folder to index.html, report.md, summary.csv, summary.json and the figures."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ REPORT = "report"
 
 @dataclass(frozen=True)
 class Report:
-    """What was made and where; `complete` is False where runs or files are missing."""
+    """The written report and its folder; `complete` is False where runs or files are missing."""
 
     folder: Path
     data: ReportData

@@ -1,1 +1,1 @@
-"""Sampling completions: decoders, random streams, batches of like length."""
+"""Sampling completions: decoders, random streams, batches of similar length."""

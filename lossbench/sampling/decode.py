@@ -12,7 +12,7 @@ from lossbench.sampling.prompts import forward, read_prompts
 
 
 class Decoder(Protocol):
-    """What the sampling loop needs of a model. Rows are numbered 0..n-1 in their present order."""
+    """Model interface of the sampling loop. Rows are numbered 0..n-1 in their present order."""
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
         """Read the left-padded prompts, each one once, and return the next-token logits of the batch.

@@ -1,4 +1,4 @@
-"""Where a completion ends: at its first EOS, whoever sampled it."""
+"""End of a completion: its first EOS, regardless of the sampler."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from lossbench.errors import UsageError
 
 
 def completion_tokens(ids: Sequence[int], eos_ids: Collection[int]) -> int:
-    """Length in tokens: up to the first EOS and with it; all of them where there is none.
+    """Length in tokens: up to the first EOS and with it; all of them if it has none.
 
     >>> completion_tokens([5, 6, 1, 0, 0], [1]), completion_tokens([5, 6, 1, 1], [1]), completion_tokens([5, 6], [1])
     (3, 3, 2)

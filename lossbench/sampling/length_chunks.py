@@ -20,7 +20,7 @@ def length_chunks(
     max_positions: int | None = None,
     max_rows: int | None = None,
 ) -> list[Tensor]:
-    """The partition of rows into chunks of like length with the least estimated cost of a forward-backward.
+    """The partition of rows into chunks of similar length with the least estimated cost of a forward-backward.
 
     A chunk of n rows padded to its longest costs `overhead_positions + n * (prompt_tokens + longest)`. With rows sorted
     by length an optimal partition is made of contiguous pieces, found exactly by dynamic programming in O(B^2).

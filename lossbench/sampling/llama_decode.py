@@ -91,7 +91,7 @@ class _Projection:
         return torch.addmm(self._bias, rows_BD, self._weight_t)
 
     def added_to(self, residual_BD: Tensor, rows_BD: Tensor) -> Tensor:
-        """Residual + projection of the rows, in one pass where there is no bias."""
+        """Residual + projection of the rows, in one pass if the layer has no bias."""
         if self._bias is not None:
             return residual_BD + self(rows_BD)
         if self._wide and len(rows_BD) >= _WIDE_WEIGHT_ROWS:

@@ -22,12 +22,10 @@ def read_prompts(model: Any, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor) -> t
         UsageError: the model does not keep a plain key-value cache of its input.
     """
     from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     cache = DynamicCache(config=model.config)
     logits_UV = forward(model, prompt_ids_UP, prompt_mask_UP, prompt_positions(prompt_mask_UP), cache)
-    plain = all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
-    if not plain or cache.get_seq_length() != prompt_ids_UP.shape[1]:
+    if not _is_plain(cache) or cache.get_seq_length() != prompt_ids_UP.shape[1]:
         raise UsageError(f"{type(model).__name__} keeps no plain key-value cache: use {STOCK_SAMPLER}")
     return logits_UV, cache
 
@@ -42,3 +40,22 @@ def forward(model: Any, ids_BS: Tensor, mask_BT: Tensor | None, positions_BS: Te
     if "logits_to_keep" in names:
         arguments["logits_to_keep"] = 1
     return model(input_ids=ids_BS, attention_mask=mask_BT, **arguments).logits[:, -1]
+
+
+def _is_plain(cache: Any) -> bool:
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+
+
+def check_cache(reference: str, config: Any) -> None:
+    """Raise UsageError for a model without a plain key-value cache, which the built-in sampler needs."""
+    from transformers import DynamicCache
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        return  # code of its own: its first use tells
+    takes_cache = {"past_key_values", "cache"} & set(inspect.signature(kind.forward).parameters)
+    if not takes_cache or not _is_plain(DynamicCache(config=config)):
+        raise UsageError(f"model '{reference}' ({kind.__name__}) keeps no plain key-value cache: use {STOCK_SAMPLER}")

@@ -1,4 +1,4 @@
-"""What a result was made with: package versions, git state, machine, command."""
+"""Provenance of a result: package versions, git state, machine, command."""
 
 import platform
 import shlex
@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command as it was typed, but for the path of the executable.
+    """The command as it was typed, without the path of the executable.
 
     >>> sys.argv = ["/somewhere/lossbench/__main__.py", "sweep", "quick"]
     >>> command_line()

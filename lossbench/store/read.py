@@ -1,4 +1,4 @@
-"""Reads a sweep's folder back: finished tables, or the parts of runs that are still going.
+"""A sweep's folder as data: finished tables, or the parts of runs that are still going.
 
 A damaged file is named in `Sweep.problems` and passed over; nothing else is silently left out.
 """
@@ -21,7 +21,7 @@ from lossbench.limits import refuse_beyond
 from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
 from lossbench.store.write import as_arrow, part_files
-from lossbench.text import clean, path_component
+from lossbench.text import clean, clean_all, path_component
 
 if TYPE_CHECKING:
     import duckdb
@@ -59,7 +59,7 @@ def is_sweep(path: Path) -> bool:
 
 
 def newest_sweep(root: Path) -> Path:
-    """The sweep folder below `root` that changed last. Raises UsageError where there is none."""
+    """The sweep folder below `root` that changed last. Raises UsageError if none exists."""
     sweeps = [path.parent for path in root.glob(f"*/{SWEEP_FILE}")]
     if not sweeps:
         raise UsageError(f"no sweep below '{root}': run `lossbench sweep` first, or name its folder")
@@ -77,7 +77,7 @@ def load(path: str | Path) -> "Sweep":
         raise UsageError(f"'{folder}' is not a folder")
     if not is_sweep(folder):
         raise UsageError(f"'{folder}' is not a sweep: it has no {SWEEP_FILE}")
-    spec = read_json(folder / SWEEP_FILE)
+    spec = clean_all(read_json(folder / SWEEP_FILE))
     if not isinstance(spec.get("runs"), dict):
         raise UsageError(f"'{folder}' is not a sweep: its plan has no runs")
     refuse_beyond(len(spec["runs"]), "runs", str(folder))
@@ -147,7 +147,7 @@ class Sweep:
         state: dict[str, Any] = {"status": "pending"}
         if (folder / RUN_FILE).exists():
             try:
-                state = _checked(read_json(folder / RUN_FILE), folder / RUN_FILE)
+                state = _checked(clean_all(read_json(folder / RUN_FILE)), folder / RUN_FILE)
             except UsageError as error:
                 self._problem(str(error))
             for name in _tables_recorded(state):
@@ -248,7 +248,8 @@ class Sweep:
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
         try:
-            table = pq.read_table(path, columns=columns, filters=rows)
+            there = None if columns is None else [c for c in columns if c in pq.read_schema(path).names]
+            table = pq.read_table(path, columns=there, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
         except (pa.ArrowException, OSError, KeyError) as error:
             self._problem(f"{path}: damaged, passed over ({one_line(error)})")

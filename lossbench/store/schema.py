@@ -1,7 +1,7 @@
 """The one place that says which columns lossbench's parquet files have, in which type and unit.
 
 `schema_for` turns a table below into a `pyarrow.Schema`. Writers cast to it and readers rely on it: a column that was
-null for a whole run is still a column of numbers. A null means "there is no such thing here", never zero.
+null for a whole run is still a column of numbers. Null means not applicable or not known, never zero.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ _COMPLETION = [
     _integer("length_tokens", "tokens of the completion, EOS included"),
     _flag("terminated", "an EOS was produced, whatever the length"),
     _real("reward", "reward given to the trainer"),
-    _flag("correct", "the verifier's word on the answer, whatever the ending"),
+    _flag("correct", "whether the verifier accepted the answer, even if it was cut off"),
 ]
 
 _TEXT = [

@@ -121,7 +121,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def equal_rewards(lowest: float, highest: float) -> bool:
-    """Whether a group's rewards, between `lowest` and `highest`, are equal but for rounding.
+    """Whether a group's rewards, between `lowest` and `highest`, are equal up to rounding.
 
     >>> equal_rewards(0.3, 0.1 + 0.2), equal_rewards(0.3, 0.31)
     (True, False)

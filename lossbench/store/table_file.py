@@ -55,6 +55,6 @@ def read_table(path: Path, table: str) -> pa.Table:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What `TableFile` was told about the file; empty where it was told nothing."""
+    """Facts that `TableFile` stored about the file; empty if none."""
     metadata = pq.read_schema(path).metadata or {}
     return json.loads(metadata.get(_FACTS, b"{}"))

@@ -104,7 +104,7 @@ def refuse_links(folder: Path, *below: str) -> None:
 
 
 class PartWriter:
-    """Grows a run's tables as `parts/<table>-<step>.parquet`; `join` makes one file a table of them, and
+    """Writer of a run's tables as `parts/<table>-<step>.parquet`; `join` makes one file a table of them, and
     `drop_parts` drops them. Processes that write the same table of a run are told apart by their rank."""
 
     def __init__(self, run_dir: Path, rank: int = 0) -> None:

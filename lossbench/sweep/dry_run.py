@@ -36,5 +36,5 @@ def ways_of_computing(planned: Planned) -> list[str]:
 
 
 def _place(planned: Planned, settings: Settings) -> Placement | None:
-    """Where the run would compute on this machine; None where it runs elsewhere."""
+    """Device of the run on this machine; None if it runs elsewhere."""
     return placement(settings.device, settings.dtype) if planned.here else None

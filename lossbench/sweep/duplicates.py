@@ -1,4 +1,4 @@
-"""Which arms of a sweep are the same experiment under its settings."""
+"""Arms of a sweep that are the same experiment under its settings."""
 
 import hashlib
 import sys
@@ -30,7 +30,7 @@ def duplicate_arms(recipe: Recipe, runs: list[RunSpec]) -> list["Equality"]:
 
 
 def equal_modes(recipe: Recipe, modes: list[Mode]) -> list["Equality"]:
-    """Which of `modes` are one experiment, or one direction, under the recipe's settings.
+    """Pairs of `modes` that are one experiment, or one direction, under the recipe's settings.
 
     This takes torch and some gradients to find, so the answer is kept in the cache for the next time.
     """
@@ -50,7 +50,7 @@ def equal_modes(recipe: Recipe, modes: list[Mode]) -> list["Equality"]:
 
 
 def _digest(question: str) -> str:
-    """Names a question to the loss room as its code is now."""
+    """Cache key of an equality check: changes with the code of `lossbench.loss`."""
     import lossbench.loss
 
     digest = hashlib.sha256(question.encode())

@@ -70,7 +70,7 @@ def _read_only(folder: Path) -> bool:
 
 
 def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
-    """What all runs in one folder have in common."""
+    """Settings shared by all runs of one folder."""
     return {**recipe.shared(), **({"processes": processes} if processes > 1 else {})}
 
 
@@ -94,8 +94,8 @@ def _refuse_other_runs(folder: Path, planned: Mapping[str, Any], runs: Sequence[
         there = known.get((spec.arm, spec.seed), spec.run_id)
         if there != spec.run_id:
             raise UsageError(
-                f"'{folder}' has arm '{spec.arm}', seed {spec.seed} with other settings of its own "
-                f"({_difference(run_dir(folder, there), spec)}): choose another --out, or give the arm another label"
+                f"'{folder}' has mode '{spec.arm}', seed {spec.seed} with other settings of its own "
+                f"({_difference(run_dir(folder, there), spec)}): choose another --out, or give the mode another label"
             )
 
 
@@ -226,7 +226,7 @@ def run_dir(folder: Path, run_id: str) -> Path:
 
 
 def run_state(folder: Path, run_id: str) -> dict[str, Any]:
-    """What run.json says; `pending` where there is none. A completed run without its tables is not done."""
+    """State in run.json; `pending` if it is missing. A completed run without its tables is not done."""
     path = run_dir(folder, run_id)
     if not (path / RUN_FILE).exists():
         return {"status": "pending"}

@@ -25,7 +25,7 @@ def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
 
 
 def _most_runs(recipe: Recipe) -> int:
-    """How many runs the recipe could have, counted before any mode is parsed."""
+    """Number of runs that the recipe could have, counted before any mode is parsed."""
     axes = [axis for axis in (recipe.loss_types, recipe.agg_modes, recipe.scale_rewards, recipe.advantages) if axis]
     modes = math.prod(map(len, axes)) if axes else len(recipe.modes or ())
     return (modes + len(recipe.arms)) * len(recipe.seeds)
@@ -42,9 +42,9 @@ def recipe_arms(recipe: Recipe) -> list[tuple[str, Mode, Arm]]:
         label = arm.label or arm.policy
         name = f"{mode.name}[{label}]" if label else mode.name
         if arm.set and not label:
-            raise UsageError(f"arm '{name}' changes settings: give it a label")
+            raise UsageError(f"mode '{name}' changes settings: give it a label")
         if name in named:
-            raise UsageError(f"arm '{name}' is given twice: arms need different modes or labels")
+            raise UsageError(f"mode '{name}' is given twice: entries of `arms` need different modes or labels")
         named[name] = (name, mode, arm)
     return list(named.values())
 
@@ -92,10 +92,10 @@ def _check_settings(recipe: Recipe, name: str, mode: Mode, arm: Arm, processes: 
     try:
         settings = recipe.settings(arm.set)
     except ValidationError as error:
-        raise UsageError(f"arm '{name}': {describe(error, Settings)}") from None
+        raise UsageError(f"mode '{name}': {describe(error, Settings)}") from None
     if settings.rows_per_generation() % settings.num_generations:
         raise UsageError(
-            f"arm '{name}': {settings.rows_per_generation()} completions per generation are not whole "
+            f"mode '{name}': {settings.rows_per_generation()} completions per generation are not whole "
             f"groups of num_generations {settings.num_generations}"
         )
     _check_processes(name, mode, settings, processes)
@@ -109,6 +109,6 @@ def _check_processes(name: str, mode: Mode, settings: Settings, processes: int) 
         )
     if processes > 1 and mode.aggregation.entry.depends_on_split:
         raise UsageError(
-            f"arm '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
+            f"mode '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
             "experiment: run it with --nproc-per-run 1"
         )

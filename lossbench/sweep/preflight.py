@@ -1,10 +1,12 @@
-"""What can be refused before anything starts: what the runs need from outside their plan, looked at once each."""
+"""Checks before anything starts: each thing that the runs need from outside their plan, checked once."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from lossbench.errors import UsageError
+from lossbench.policies.fit import check_texts
 from lossbench.policies.hardware import placement
 from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import check_policy_params
@@ -27,7 +29,7 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = Tr
     """
     contents: Contents = {}
     tasks: dict[str, Task | None] = {}
-    policies_seen: set[tuple[str, str, bool]] = set()
+    policies_seen: set[tuple[Any, ...]] = set()
     for spec in _distinct(runs):
         settings = spec.settings
         if here:
@@ -41,7 +43,7 @@ def preflight(runs: Iterable[RunSpec], *, fetch: bool, say: Say, here: bool = Tr
         task = tasks[asked]
         if task is not None:
             _check_prompts(settings, task)
-        policy = (spec.policy, asked, settings.trust_remote_code)
+        policy = (spec.policy, asked, settings.trust_remote_code, settings.max_completion_length, settings.sampler)
         if policy not in policies_seen:
             policies_seen.add(policy)
             contents |= _check_policy(spec, task, fetch, say)
@@ -106,6 +108,7 @@ def _check_prompts(settings: Settings, task: Task) -> None:
         raise UsageError(
             f"task '{settings.task}' has {there} training prompts, fewer than the {needed} of one generation"
         )
+    check_texts(task.name, (*task.train_prompts, *task.eval_prompts))
     if settings.max_completion_length < task.shortest_answer_tokens:
         raise UsageError(
             f"max_completion_length {settings.max_completion_length} is below the shortest rewarded completion of "
@@ -114,9 +117,11 @@ def _check_prompts(settings: Settings, task: Task) -> None:
 
 
 def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Contents:
-    """Refuse a model that cannot be had, whose tokenizer has no EOS, or whose chat template the prompts break."""
+    """Refuse a model that is not available, whose tokenizer has no EOS, or whose chat template the prompts break."""
     from lossbench.policies.chat import as_read_by
-    from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_tokenizer, resolve
+    from lossbench.policies.fit import check_balancing_loss, check_fit
+    from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_config, load_tokenizer, resolve
+    from lossbench.sampling.prompts import check_cache
 
     if is_built_in(spec.policy):
         if getattr(task, "chat", False):
@@ -132,6 +137,12 @@ def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Co
         say(f"model {spec.policy}: {todo}, once …")
     resolve(spec.policy)
     tokenizer = load_tokenizer(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
+    config = load_config(spec.policy, trust_remote_code=spec.settings.trust_remote_code)
+    check_balancing_loss(type(config).__name__, config, spec.settings.router_aux_loss_coef)
+    if spec.settings.sampler == "lossbench" or spec.settings.eval_samples:
+        check_cache(spec.policy, config)
     if task is not None:
-        as_read_by(task, tokenizer, spec.policy)
+        read = as_read_by(task, tokenizer, spec.policy)
+        prompts = list({prompt.text: prompt for prompt in (*read.train_prompts, *read.eval_prompts)}.values())
+        check_fit(spec.policy, config, tokenizer, prompts, spec.settings.max_completion_length, say)
     return model_contents(spec.policy)

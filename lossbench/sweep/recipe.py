@@ -1,4 +1,4 @@
-"""Recipes: what a sweep is, as a TOML file a person writes, checked key by key before anything starts."""
+"""Recipes: sweeps as TOML files, checked key by key before anything starts."""
 
 import re
 import tomllib
@@ -85,7 +85,7 @@ class Recipe(Settings):
         return self
 
     def shared(self) -> dict[str, Any]:
-        """What all runs of the sweep have in common: everything but arms, seeds, claims and words."""
+        """Everything that all runs of the sweep share: all keys except arms, seeds, claims and texts."""
         words = {
             "name",
             "description",

@@ -15,7 +15,7 @@ from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
-from lossbench.sweep.executors import Resources, make_executor
+from lossbench.sweep.executors import Resources, kind_of, make_executor
 from lossbench.sweep.folder import (
     check_contents,
     check_folder,
@@ -40,7 +40,7 @@ from lossbench.training.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run a plan, apart from what it says; named after the options of `lossbench sweep`."""
+    """Options of running a plan; named after the options of `lossbench sweep`."""
 
     jobs: int | None = None
     executor: str = "local"
@@ -74,7 +74,7 @@ class Planned:
     @property
     def here(self) -> bool:
         """Whether the runs run on this machine."""
-        return self.options.executor == "local"
+        return kind_of(self.options.executor).here
 
 
 def plan_recipe(
@@ -97,7 +97,7 @@ def plan_recipe(
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """What a scheduler sends before it kills ends a sweep as Ctrl-C does: with KeyboardInterrupt."""
+    """End a sweep on SIGTERM, which schedulers send before they kill, as on Ctrl-C: with KeyboardInterrupt."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -50,7 +50,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many of the planned runs stand where in `folder` after a call."""
+    """Counts of the planned runs in `folder` by status, after a call."""
 
     folder: Path
     completed: int

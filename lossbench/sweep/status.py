@@ -1,4 +1,4 @@
-"""Where the runs of a sweep stand, one row each."""
+"""Status of the runs of a sweep, one row each."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a task is: prompts, and a verifiable reward for their completions.
+"""Tasks: prompts, and a verifiable reward for their completions.
 
 A new task is one file that defines a factory, and one row in `lossbench/tasks/__init__.py`.
 """
@@ -43,7 +43,7 @@ class Task(Protocol):
         ...
 
     def verify(self, completion: str, answer: str) -> bool | None:
-        """Whether `completion` gives `answer`, whatever its ending; None: cannot tell. Never raises on odd text."""
+        """Whether `completion` gives `answer`, even if it was cut off; None: cannot tell. Never raises on odd text."""
         ...
 
     def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float | None:

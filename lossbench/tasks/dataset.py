@@ -76,7 +76,7 @@ class DatasetTask:
             text, answer = _text(row, prompt_key, place), _text(row, answer_key, place)
             problem = self.verifier.gold_problem(answer)
             if problem:
-                needed = f"verifier '{verifier}' cannot compare with it: mend or drop the row"
+                needed = f"verifier '{verifier}' cannot compare with it: fix or drop the row"
                 raise UsageError(f"{place}: answer {answer[:40]!r} {problem}; {needed}")
             prompts.append(Prompt(number, "\n".join(part for part in (prefix, text, suffix) if part), answer))
         order = np.random.default_rng(seed).permutation(len(prompts))
@@ -90,7 +90,7 @@ class DatasetTask:
         return self._right(prompt.answer)
 
     def verify(self, completion: str, answer: str) -> bool:
-        """The chosen verifier's word on the completion."""
+        """The chosen verifier's verdict on the completion."""
         return self.verifier(completion, answer)
 
     def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
@@ -217,7 +217,7 @@ def _hub_rows(reference: str, split: str) -> list[tuple[str, Row]]:
         data = _from_hub(name, config or None, split, revision or None, offline=why_not is not None)
     except (OSError, ValueError) as error:  # what `datasets` raises for: not found, no network, unknown split or config
         reason = why_not if why_not and isinstance(error, OSError) else one_line(error)
-        raise UsageError(f"data set {HUB}{reference}: cannot be had from the hub or the cache ({reason})") from None
+        raise UsageError(f"data set {HUB}{reference}: is not available from the hub or the cache ({reason})") from None
     return [(f"{HUB}{name}, row {i}", row) for i, row in enumerate(data, start=1) if isinstance(row, dict)]
 
 

@@ -24,7 +24,7 @@ def judging_problems(run: Mapping[str, Any]) -> list[str]:
 def judge(
     task: Task, prompt: str, answer: str, text: str, ids: Sequence[int], eos_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """What the tables say of one completion: its length in tokens, ending, correctness, reward and text.
+    """Table columns of one completion: its length in tokens, ending, correctness, reward and text.
 
     `correct` is None where the task cannot tell, `reward` None where it gives none (None or NaN); such rows are left
     out of means and of their group's baseline. Raises UsageError for a verdict or reward that is neither.

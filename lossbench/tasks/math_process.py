@@ -41,7 +41,7 @@ class MathTimeLimit(RuntimeError):
 
 
 class MathProcess:
-    """Asks a worker process; ends it and starts another when one completion takes more than `limit_s`."""
+    """Client of a worker process; ends it and starts another when one completion takes more than `limit_s`."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         """`limit_s`: seconds of processor time per completion. Raises UsageError where math-verify is missing."""
@@ -59,7 +59,7 @@ class MathProcess:
         return self._ask(completion, answer)
 
     def gold_problem(self, answer: str) -> str | None:
-        """What keeps `answer` from being compared with, None where it parses."""
+        """Reason why `answer` cannot be compared with, None if it parses."""
         if _SURE.fullmatch(answer):
             return None
         try:

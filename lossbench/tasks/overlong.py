@@ -23,7 +23,7 @@ def token_count(ids: NestedIds) -> int:
 class OverlongPenalty:
     """0 up to `max_tokens - cache_tokens`, then falling in a straight line to -1 at `max_tokens`, -1 beyond.
 
-    With `cache_tokens` 0 there is no slope: 0 up to `max_tokens`, -1 beyond.
+    With `cache_tokens` 0 the slope is missing: 0 up to `max_tokens`, -1 beyond.
     """
 
     max_tokens: int

@@ -1,4 +1,4 @@
-"""What tasks share: reading their parameters, and how many prompts to hold out for evaluation."""
+"""Shared by tasks: parameters, and the number of prompts held out for evaluation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def _converted(task: str, name: str, value: Any, kind: type) -> Any:
 
 
 def held_out(count: int, train_size: int, eval_size: int) -> int:
-    """How many of `count` prompts are for evaluation: `eval_size`, or a fifth where there are too few for both sizes.
+    """Number of evaluation prompts among `count`: `eval_size`, or a fifth if too few for both sizes.
 
     >>> held_out(1100, 1000, 100), held_out(100, 1000, 100), held_out(3, 2, 100)
     (100, 20, 1)

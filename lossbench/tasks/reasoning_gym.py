@@ -58,7 +58,7 @@ class ReasoningGymTask:
         return f"<answer>{self._entries[prompt.answer]['answer']}</answer>"
 
     def verify(self, completion: str, answer: str) -> bool:
-        """The generator's own scorer's word on the completion."""
+        """The verdict of the generator's own scorer on the completion."""
         return self.verifier(completion, answer)
 
     def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:

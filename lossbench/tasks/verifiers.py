@@ -40,7 +40,7 @@ _LONGEST_NUMBER = 400  # characters; Python refuses to convert very long digit s
 
 
 def _last_boxed(text: str) -> str | None:
-    """Content of the last complete `\\boxed{...}`, braces balanced; None where there is none."""
+    """Content of the last complete `\\boxed{...}`, braces balanced; None if absent."""
     start = text.rfind(r"\boxed{")
     while start >= 0:
         opened = start + len(r"\boxed{")
@@ -146,7 +146,7 @@ def _plain(text: str) -> str:
 
 
 def check_exact(completion: str, answer: str) -> bool:
-    """Whether the completion (marked answer, else all of it) is `answer`, but for case, spacing and final full stop."""
+    """Whether the completion (marked answer, else all of it) is `answer`, up to case, spacing and a final full stop."""
     marked = marked_answer(completion, phrases=True)
     return _plain(answer) in {_plain(completion), _plain(marked) if marked is not None else _plain(completion)}
 
@@ -161,7 +161,7 @@ _OPENING = re.compile(rf"{_WRAPPING}(?:(?i:option|choice)\W+)?([A-Ja-j]){_LETTER
 
 
 def _standing_letters(text: str) -> list[str]:
-    """Option letters A-J that stand alone, but for the article "A", the pronoun "I" and those that "not" denies."""
+    """Option letters A-J that stand alone, except the article "A", the pronoun "I" and those that "not" denies."""
     found = _OPTION.finditer(text)
     return [
         m[1]
@@ -253,7 +253,7 @@ def _right_choice(answer: str) -> str:
 
 VERIFIERS: dict[str, VerifierKind] = {
     "numeric": VerifierKind(lambda: (check_numeric, _not_a_number), "the last (or marked) number equals the answer's"),
-    "exact": VerifierKind(lambda: (check_exact, _blank), "the text equals the answer but for case and spacing"),
+    "exact": VerifierKind(lambda: (check_exact, _blank), "the text equals the answer, up to case and spacing"),
     "choice": VerifierKind(
         lambda: (check_choice, _not_a_letter), "the marked option letter, or the last, is the answer's", _right_choice
     ),
@@ -281,7 +281,7 @@ class Verifier:
         return bool(self.guarded(self.check, completion, answer))
 
     def guarded(self, check: Check, completion: str, answer: str) -> bool | None:
-        """What `check` returns; where it raises, that is counted and logged, and the completion is wrong."""
+        """Result of `check`; where it raises, that is counted and logged, and the completion is wrong."""
         try:
             return check(completion, answer)
         except Exception as error:  # a failure of a third party's parser, or of a user's code, must not end a run

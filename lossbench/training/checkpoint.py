@@ -40,7 +40,7 @@ def seal(run_dir: Path, step: int, run_id: str, verifier_errors: int = 0) -> Non
 
 
 def verifier_errors_at(checkpoint: Path) -> int:
-    """How often the run's verifier had failed when the checkpoint was sealed."""
+    """Number of failures of the run's verifier when the checkpoint was sealed."""
     return read_json(checkpoint / _SEAL).get("verifier_errors", 0)
 
 
@@ -71,7 +71,7 @@ def saved_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Step and folder of each checkpoint in `folder`, in order of steps.
 
     `folder` is any Trainer's output_dir, or a run of lossbench (or its `checkpoints`), of which only sealed ones count.
-    Raises UsageError where there is none.
+    Raises UsageError if none exists.
     """
     run_dir = run_of_checkpoints(folder)
     if (run_dir / RUN_FILE).is_file():

@@ -73,18 +73,6 @@ def _loss_of(mode: Mode) -> tuple[str, str]:
     return mode.loss_type, mode.agg_mode
 
 
-def check_balancing_loss(args: GRPOConfig, model: Any) -> None:
-    """Raise UsageError for a mixture of experts whose balancing loss TRL would add, and a mode does not state."""
-    config = model.config.get_text_config()
-    coef = args.router_aux_loss_coef
-    coef = getattr(config, "router_aux_loss_coef", 0.0) if coef is None else coef
-    if coef and hasattr(config, "output_router_logits"):
-        raise UsageError(
-            f"router_aux_loss_coef={coef:g} of {type(model).__name__} puts the experts' balancing loss into the loss, "
-            "which no mode states; use 0"
-        )
-
-
 def surrogate_params_of(args: GRPOConfig, mode: Mode, given: BaseModel | None) -> BaseModel:
     """The surrogate's constants: `given`, or those of `args` under TRL's names.
 

@@ -1,4 +1,4 @@
-"""What a run's id and a sweep's plan hash are computed from.
+"""The fields behind a run's id and a sweep's plan hash.
 
 A field that came after the first release is left out while it has its default, so old ids stay as they are. A new field
 needs nothing done here, but its default can never change: it stands for every run made before the field existed.

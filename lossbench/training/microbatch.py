@@ -49,7 +49,7 @@ def whole(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
 
 
 def by_length(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """(row numbers, tensors) of pieces of like length, each without the padding that all its rows share."""
+    """(row numbers, tensors) of pieces of similar length, each without the padding that all its rows share."""
     lengths_B, prompts_B = inputs["completion_mask"].sum(-1), inputs["prompt_mask"].sum(-1)
     pieces = []
     for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):

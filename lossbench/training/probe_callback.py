@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Probes(TrainerCallback):
-    """Writes the `probe` table of a run; does nothing where the run is not to be probed.
+    """Callback that writes the `probe` table of a run; does nothing where the run is not to be probed.
 
     `leave_out` takes the seconds that a probe took, which are not the step's.
     """

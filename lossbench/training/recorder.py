@@ -1,4 +1,4 @@
-"""What one run writes while it goes: a row per optimizer step, a row per completion."""
+"""The record of one run: a row per optimizer step, a row per completion."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from lossbench.store.write import PartWriter
 
 
 class Recorder:
-    """Writes the part files of a run; `on_step(step, reward_mean, length_mean)` is told of each step."""
+    """Writer of the part files of a run; `on_step(step, reward_mean, length_mean)` is called after each step."""
 
     def __init__(
         self,

@@ -150,7 +150,7 @@ def _without_verdict_or_reward(run_dir: Path) -> dict[str, int]:
 
 
 def _verifier_errors(task: Any) -> int:
-    """On how many completions the task's verifier failed so far; 0 where it has none that counts."""
+    """Number of completions on which the task's verifier failed so far; 0 if it does not count."""
     return getattr(getattr(task, "verifier", None), "errors", 0)
 
 

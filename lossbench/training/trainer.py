@@ -27,12 +27,13 @@ from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level
 from lossbench.loss.window import Layout, Window
+from lossbench.policies.fit import check_balancing_loss
 from lossbench.sampling.decode import unwrapped
 from lossbench.sampling.prompts import prompt_positions
 from lossbench.sampling.rollouts import row_uniforms, sample
 from lossbench.store.step_row import Rollout, StepStats
 from lossbench.training.dropout import switch_dropout_off
-from lossbench.training.grpo_config import check_args, check_balancing_loss, rollout_func, surrogate_params_of
+from lossbench.training.grpo_config import check_args, rollout_func, surrogate_params_of
 from lossbench.training.microbatch import by_length, layout_of, loss_mask, row_facts, whole
 from lossbench.training.recorder import Recorder
 from lossbench.training.run_spec import Sampler
@@ -46,7 +47,7 @@ class ModeTrainer(GRPOTrainer):
     row weights add up to 1/H in each step; `recorder`, told of every step and completion on the main process;
     `sampler`: "lossbench" (each row draws from its own stream of `seed`), "generate" (transformers) or "vllm", by
     default the one that the other arguments need, else "lossbench"; `cut_by_length`, whether a micro-batch is passed
-    through the model in pieces of like length, which changes nothing but speed; `disable_dropout`, on by default unlike
+    through the model in pieces of similar length, which changes only speed; `disable_dropout`, on by default unlike
     TRL's: with dropout the first pass after sampling is off-policy already; `correct_above`, the reward above which a
     completion counts as correct in the metrics `length_correct` and `length_incorrect`, where no verdict is known.
 
@@ -89,7 +90,7 @@ class ModeTrainer(GRPOTrainer):
         args.ddp_broadcast_buffers = False
         trl["rollout_func"] = rollout_func(args, sampler, trl)
         super().__init__(args=args, **trl)
-        check_balancing_loss(args, self.model)
+        check_balancing_loss(type(self.model).__name__, self.model.config, args.router_aux_loss_coef)
         if disable_dropout:
             for model in filter(None, (self.model, self.ref_model)):
                 switch_dropout_off(model)

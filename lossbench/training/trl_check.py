@@ -70,7 +70,7 @@ def _batch() -> _Batch:
 
 
 def _stand_in(loss_type: str, level: Level, beta: float, params: Any, logp_BT: Tensor) -> Any:
-    """As much of a GRPOTrainer as `_compute_loss` looks at."""
+    """The part of a GRPOTrainer that `_compute_loss` reads."""
     identity = lambda value, reduction="sum": value  # noqa: E731
     return SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logp_BT, torch.zeros_like(logp_BT), None),

@@ -44,8 +44,31 @@ def test_an_expression_adapts_a_function(code: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flag", "settings", "mode"),
+    [
+        ("--trl", {"loss_type": "dr_grpo", "scale_rewards": "none"}, "dr_grpo"),
+        ("--trl", {"loss_type": "dr_grpo"}, "grpo@seq-mean-token-sum-norm/group"),
+        ("--swift", {"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo"),
+        (
+            "--verl",
+            {
+                "algorithm": {"norm_adv_by_std_in_grpo": False},
+                "actor_rollout_ref": {"actor": {"loss_agg_mode": "seq-mean-token-sum-norm"}},
+            },
+            "dr_grpo",
+        ),
+    ],
+)
+def test_settings_are_named(tmp_path: Path, flag: str, settings: dict, mode: str) -> None:
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    assert run(flag, str(tmp_path / "settings.json")).startswith(f"{mode} =")
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "give one of"),
+        (["--trl", "{code}"], "names no loss mode"),
         (["nowhere.py:loss"], "no such file"),
         (["{code}"], "say which class or function"),
         (["{code}:losss"], "losss"),

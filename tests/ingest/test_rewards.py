@@ -21,7 +21,7 @@ ONE, HALF = [1.0, 0.0], [1.0, 1.0]
         ({"acc": ONE, "n": [9, 9]}, logged(0.5, "acc"), {}, ONE, None),
         ({"reward": ONE, "form": HALF}, logged(1.5, "reward", "form"), {}, [2.0, 1.0], "plain sum of reward, form"),
         ({"accuracy": ONE, "f": HALF}, logged(1.5, "accuracy", "f"), {}, [2.0, 1.0], "plain sum of accuracy, f"),
-        ({"acc": ONE, "form": HALF}, logged(0.7, "acc", "form"), {}, [2.0, 1.0], "(1.5 against 0.7 at step 1)"),
+        ({"acc": ONE, "form": HALF}, logged(0.7, "acc", "form"), {}, [2.0, 1.0], "(1.5 vs 0.7 at step 1)"),
         ({"acc": ONE, "form": HALF}, logged(0.5, "acc", "form"), {"reward": "acc"}, ONE, None),
         # Without such a log: a column of that name, else the columns of numbers that are nothing else.
         ({"reward": ONE, "form": HALF}, None, {}, ONE, None),

@@ -169,7 +169,7 @@ BOTH = {"rewards/Acc/mean": 1.0, "rewards/Format/mean": 0.5}
             [log(1, reward=0.3, **BOTH)],
             {"reward_weights": None},
             1.5,
-            ["is not the logged reward at 1 of 1 steps (1.5 against 0.3 at step 1)"],
+            ["is not the logged reward at 1 of 1 steps (1.5 vs 0.3 at step 1)"],
         ),
         ([], {}, 1.5, ["plain sum of Acc, Format: no log of the steps names the reward functions"]),
     ],

@@ -85,7 +85,7 @@ def test_arms_without_common_runs(summary):
     other = summarise_with_seeds_moved(summary)
     for basis in ("step", "tokens", "reward"):
         result = matched(Side(summary, "grpo"), Side(other, "grpo"), basis)
-        assert result.reason == "the two arms have no completed runs in common" and not result.comparisons
+        assert result.reason == "the two modes have no completed runs in common" and not result.comparisons
 
 
 def summarise_with_seeds_moved(summary):

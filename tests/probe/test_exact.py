@@ -80,7 +80,7 @@ def simulated_drift(mode, windows: int) -> tuple[float, float]:
         for i, agg_mode in enumerate((mode.aggregation, "seq-mean-token-sum")):
             weights_N = window_weights(agg_mode, lengths_N, groups_N, horizon=128.0)
             pull_W[i, window] = (weights_N * adv_N * along_N).sum()
-            size_W[i, window] = weights_N.mean()
+            size_W[i, window] = weights_N[adv_N != 0].sum()
     _, values_W = matched_difference(pull_W[0], pull_W[1], size_W[0], size_W[1])
     return float(values_W.mean()), float(values_W.std(ddof=1) / windows**0.5)
 
@@ -100,7 +100,7 @@ def test_the_interval_covers_the_closed_form_as_often_as_it_says():
     advantage = (by_group - by_group.mean(-1, keepdims=True)).reshape(correct.shape)
     weights = {"mode": 1 / (ROWS * lengths), "base": np.full(lengths.shape, 1 / ROWS)}
     pull = {name: (w * advantage * projection).sum(-1).mean(-1) for name, w in weights.items()}
-    size = {name: w.mean(-1).mean(-1) for name, w in weights.items()}
+    size = {name: (w * (advantage != 0)).sum(-1).mean(-1) for name, w in weights.items()}
     _, values = matched_difference(pull["mode"], pull["base"], size["mode"], size["base"])
     expected = closed_form(POLICY, lambda n: 1 / n, ROWS, GROUP_SIZE)["incorrect"]
     intervals = [t_interval(row) for row in values]

@@ -161,7 +161,7 @@ def test_an_untied_head_is_what_its_parameters_give():
 def test_hidden_states_on_disk_change_nothing(monkeypatch):
     model, rollout = made("untied"), batch()
     whole = make_head_engine(model, rollout).record(rollout).scores(0, 19)
-    monkeypatch.setattr(head_engine, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(head_engine, "KEPT_BYTES", 0)
     torch.testing.assert_close(make_head_engine(model, rollout).record(rollout).scores(0, 19), whole)
 
 

@@ -53,7 +53,7 @@ def by_direction(file: Path, step: int = 0) -> dict[tuple[str, str], np.ndarray]
 
 
 def test_checkpoints_are_probed_step_by_step_into_one_file(trained, task, tmp_path):
-    result = invoke(task, tmp_path, "--checkpoints", str(trained / "out"))
+    result = invoke(task, tmp_path, "--checkpoints", str(trained / "out"), "--detail")
     assert result.exit_code == 0, result.output
     file = only_file(tmp_path)
     assert file.name == "out.parquet"
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_is_an_adapter_is_probed_by_it(trained, task, tmp_path
     with pytest.raises(UsageError, match="is an adapter already: leave --lora out"):
         load_pretrained(str(folder), lora={"r": 2})
     config = json.loads((folder / "adapter_config.json").read_text())
-    for base, message in (("/nowhere/base", "base cannot be had.*no such folder"), (None, "does not name the base")):
+    for base, message in (("/nowhere/base", "base is not available.*no such folder"), (None, "does not name the base")):
         (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": base}))
         with pytest.raises(UsageError, match=message) as caught:
             load_pretrained(str(folder))

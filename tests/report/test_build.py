@@ -128,7 +128,7 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     assert float(row["ratio"]) == pytest.approx(0.5)
     assert rows["grpo", "late_length_incorrect"]["difference"] == ""
     assert find(data).sentence == (
-        "In 2 pairs of runs grpo's incorrect completions end 2.00× as long as dr_grpo's: 42.0 against 21.0 tokens "
+        "In 2 pairs of runs grpo's incorrect completions end 2.00× as long as dr_grpo's: 42.0 vs 21.0 tokens "
         "(difference +21.0, 95 % interval +8.3 to +33.7, n = 2 paired seeds, p = 0.5): too few to tell from chance, as "
         "the smallest attainable p is 0.5."
     )
@@ -137,7 +137,7 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
 def test_a_finding_has_size_interval_and_n(tmp_path: Path) -> None:
     folder = constant_sweep(tmp_path, {"grpo": [40, 41, 42, 43, 44, 45], "dr_grpo": [20, 21, 22, 23, 24, 25]})
     assert sentence(folder).startswith(
-        "grpo's incorrect completions end 1.89× as long as dr_grpo's: 42.5 against 22.5 tokens"
+        "grpo's incorrect completions end 1.89× as long as dr_grpo's: 42.5 vs 22.5 tokens"
     )
     assert "difference +20.0, 95 % interval +20.0 to +20.0, n = 6 paired seeds from 2 policies, p = 0.031" in sentence(
         folder
@@ -156,7 +156,7 @@ def test_what_cannot_be_tested_says_why(tmp_path: Path) -> None:
     single = constant_sweep(tmp_path / "a", {"grpo": [40], "dr_grpo": [20]})
     assert "cannot be tested because there is only one pair of runs" in sentence(single)
     alone = constant_sweep(tmp_path / "b", {"grpo": [40, 41]})
-    assert sentence(alone) == "Nothing can be compared: grpo is the only arm of this sweep."
+    assert sentence(alone) == "Nothing can be compared: grpo is the only mode of this sweep."
     running = constant_sweep(tmp_path / "c", {"grpo": [40], "dr_grpo": [20]}, status="running")
     assert "no run of dr_grpo and grpo is completed" in sentence(running)
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -183,3 +184,13 @@ def test_queries_see_parts_old_schemas_and_skip_what_is_damaged(tmp_path):
     assert found["a"].to_pylist() == [{"rows": 2, "tokens": 40}] and found["c"] is None
     assert found["b"].to_pylist() == [{"rows": 2, "tokens": 9}]
     assert ["rollouts-0000002.parquet: damaged" in problem for problem in loaded.problems] == [True]
+
+
+def test_a_folder_of_an_older_schema_is_read_with_nulls_for_later_columns():
+    reference = Path(__file__).resolve().parents[2] / "results" / "reference" / "smollm2"
+    sweep = lossbench.load(reference)
+    run = next(iter(sweep.run_ids))
+    assert "advantage_name" not in pq.read_schema(reference / "runs" / run / "rollouts.parquet").names
+    rows = sweep.run_table(run, "rollouts", ["advantage_name", "length_tokens"])
+    assert rows.num_rows > 0 and rows.column("advantage_name").null_count == rows.num_rows
+    assert rows.column("length_tokens").null_count == 0 and not sweep.problems

@@ -13,7 +13,7 @@ from lossbench.cli import COMMANDS
 from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.equivalents import FRAMEWORKS, equivalents
 from lossbench.loss.modes import PRESETS, make_mode, parse_mode
-from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.surrogates import SURROGATES
 from lossbench.store.schema import TABLES
 from lossbench.sweep.recipe import recipe_dir, recipe_names
 
@@ -88,9 +88,13 @@ def surrogates() -> str:
 
 
 def constants() -> str:
-    """The surrogates' constants with their defaults."""
-    rows = [[f"`{name}`", f"`{value!r}`"] for name, value in vars(SurrogateParams()).items()]
-    return table(["constant", "default"], rows)
+    """The constants of the surrogates: whose they are, default and meaning."""
+    rows: dict[str, list[str]] = {}
+    for surrogate in SURROGATES.values():
+        for name, field in surrogate.constants.model_fields.items():
+            row = rows.setdefault(name, [f"`{name}`", "", f"`{field.default}`", field.description or ""])
+            row[1] += f"{', ' if row[1] else ''}`{surrogate.name}`"
+    return table(["constant", "of", "default", "meaning"], list(rows.values()))
 
 
 def equivalent_names() -> str:

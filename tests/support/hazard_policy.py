@@ -99,11 +99,12 @@ def closed_form(policy: HazardPolicy, weight, rows: int, group_size: int) -> dic
     """Expected drift less the unbiased mode's, at equal mean weight, for w_i = weight(L_i) / rows and centred rewards.
 
     With mu the accuracy, E[A | wrong] = -mu (G-1)/G and E[A | correct] = (1-mu) (G-1)/G. The two logits of a branch
-    have opposite gradients, so their product counts twice. The matched unbiased weight is E[weight] for every row.
+    have opposite gradients, so their product counts twice. The matched unbiased weight is E[weight] over the rows whose
+    group is mixed: a wrong row's group is not with chance (1-mu)^(G-1), a right one's with mu^(G-1).
     """
     lengths = np.arange(2, 20_000)
     mu, factor = policy.accuracy, (group_size - 1) / group_size
-    pulls, mean_weight = {}, 0.0
+    pulls, mean_weight, mixed = {}, 0.0, 0.0
     for name, state, share, advantage in (
         ("incorrect", WRONG, 1 - mu, -mu * factor), ("correct", CORRECT, mu, (1 - mu) * factor)
     ):  # fmt: skip
@@ -111,6 +112,9 @@ def closed_form(policy: HazardPolicy, weight, rows: int, group_size: int) -> dic
         probability = p * (1 - p) ** (lengths - 2)
         pull = (probability * weight(lengths) * hazard_score(lengths, p)).sum()
         pulls[name] = 2 * share * advantage * pull * length_slope(p)
-        mean_weight += share * (probability * weight(lengths)).sum()
+        alive = share - share**group_size
+        mean_weight += alive * (probability * weight(lengths)).sum()
+        mixed += alive
     assert rows > 0
+    mean_weight /= mixed
     return {name: pull / mean_weight for name, pull in pulls.items()}

@@ -14,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer
 from lossbench.loss.modes import parse_mode
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.policies.tiny import make_tokenizer
+from lossbench.store.step_row import StepStats
 from lossbench.training.trainer import ModeTrainer
 
 PROMPTS = ("1+2=", "3+4=", "5+6=", "7+8=")
@@ -87,6 +88,20 @@ class Gradients(TrainerCallback):
         self.steps.append(torch.cat(parts).clone())
 
 
+class Steps:
+    """A recorder that keeps the sums of each step."""
+
+    def __init__(self) -> None:
+        self.stats: list[StepStats] = []
+
+    def begin_generation(self, *_: Any) -> None: ...
+
+    def use_rows(self, *_: Any) -> None: ...
+
+    def end_step(self, stats: StepStats) -> None:
+        self.stats.append(stats)
+
+
 class DoubleTrainer(ModeTrainer):
     """ModeTrainer with log-probabilities in the model's own dtype; TRL's fused head computes them in float32."""
 
@@ -129,6 +144,7 @@ def train(
     cut_by_length: bool = True,
     prompts: tuple[str, ...] = PROMPTS,
     family: str = "llama",
+    recorder: Any = None,
     **changes: Any,
 ) -> Trained:
     """Train with ModeTrainer under `mode`, with TRL's own trainer where it is None; returns each step's gradients."""
@@ -146,7 +162,7 @@ def train(
     else:
         trainer = (DoubleTrainer if double else ModeTrainer)(
             mode=parse_mode(mode), surrogate_params=params, sampler="generate", match_scale=match_scale,
-            horizon=horizon, cut_by_length=cut_by_length, **common,
+            horizon=horizon, cut_by_length=cut_by_length, recorder=recorder, **common,
         )  # fmt: skip
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -77,11 +77,11 @@ REFUSED = {
     ),
     "an answer without a number": (
         ["--dataset", "../in/words.jsonl"],
-        ["words.jsonl, line 10", "'many'", "mend or drop"],
+        ["words.jsonl, line 10", "'many'", "fix or drop"],
     ),
     "a formula that does not parse": (
         ["--dataset", "../in/formulas.jsonl", "--verifier", "math"],
-        ["formulas.jsonl, line 10", "does not parse as mathematics", "mend or drop"],
+        ["formulas.jsonl, line 10", "does not parse as mathematics", "fix or drop"],
     ),
     "not UTF-8": (["--dataset", "../in/latin.csv"], ["latin.csv, line 3: not UTF-8", "save the file as UTF-8"]),
     "half a penalty": (["--set", "task_params.overlong_cache_tokens=20"], ["overlong_max_tokens", "give both"]),
@@ -96,7 +96,7 @@ REFUSED = {
     "a logger's name": (["--report-to", "tensorbord"], ["unknown logger 'tensorbord'", "tensorboard, wandb, trackio"]),
     "a sampler's name": (["--sampler", "vlm"], ["sampler = 'vlm'", "'vllm'"]),
     "a LoRA option": (["--set", "lora.rank=8"], ["unknown LoRA option 'rank'"]),
-    "no hub": (["--dataset", "hub:nobody/nothing"], ["data set hub:nobody/nothing: cannot be had"]),
+    "no hub": (["--dataset", "hub:nobody/nothing"], ["data set hub:nobody/nothing: is not available"]),
 }
 
 
@@ -182,5 +182,5 @@ def test_what_only_the_hub_has_is_left_to_the_start_and_said(monkeypatch, tmp_pa
     preflight(runs, fetch=False, say=said.append)
     data, model = said
     assert "data set hub:c/d" in data and "model a/b@v1: fetched from the hub" in model
-    with pytest.raises(UsageError, match="hub:c/d: cannot be had"):
+    with pytest.raises(UsageError, match="hub:c/d: is not available"):
         preflight(runs, fetch=True, say=print)

@@ -129,7 +129,7 @@ def test_one_arm_and_seed_is_one_run(tmp_path):
         return quick_recipe(modes=None, arms=[{"mode": "grpo", "label": "x", "set": {"learning_rate": rate}}])
 
     runs = planned(tmp_path, recipe(1e-3))
-    with pytest.raises(UsageError, match=r"arm 'grpo\[x\]', seed 0 with other settings of its own"):
+    with pytest.raises(UsageError, match=r"mode 'grpo\[x\]', seed 0 with other settings of its own"):
         check_folder(tmp_path, recipe(1e-4), plan(recipe(1e-4)))
     mark(tmp_path, runs[0].run_id, "failed", "no luck", runs[0])
     with pytest.raises(UsageError, match=r"learning_rate: 0\.001 there, 0\.0001 here"):

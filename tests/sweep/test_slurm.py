@@ -1,9 +1,12 @@
 """The Slurm executor without a Slurm: submitit's executors in its place, and programs that only pretend."""
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -261,6 +264,25 @@ def test_ctrl_c_asks_once_and_leaves_the_jobs_or_cancels_them(tmp_path):
         assert outcome(tmp_path, runs).elsewhere == (4 if answer else 0)
 
 
+def test_the_question_is_put_in_a_terminal_only_and_a_second_ctrl_c_means_no(monkeypatch):
+    import typer
+
+    from lossbench.cli import _progress
+
+    asked = []
+
+    def confirm(text, **_):
+        asked.append(text)
+        raise typer.Abort
+
+    monkeypatch.setattr(_progress, "confirm", confirm)
+    monkeypatch.setattr("sys.stdin", type("Pipe", (), {"isatty": lambda self: False})())
+    assert _progress.Lines().goes_on(3) is True and asked == []
+    monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
+    assert _progress.Lines().goes_on(3) is False
+    assert asked == ["3 runs are submitted. Let them go on without this command?"]
+
+
 def test_detached_runs_are_submitted_and_not_waited_for(tmp_path):
     runs = planned(tmp_path, quick_recipe(**FOUR))
     watcher, queue = Interrupts(False), Queue()
@@ -346,8 +368,7 @@ def test_a_completed_run_is_not_made_again_and_another_jobs_run_is_left_alone(tm
     monkeypatch.setattr(
         "lossbench.sweep.executors.slurm_task.run_here", lambda spec, folder, *_: made.append(folder) or "no luck"
     )
-    folder.mkdir(parents=True)
-    write_json(folder / JOB_FILE, {"executor": "slurm", "job": "1"})
+    write_json(new_folder(folder) / JOB_FILE, {"executor": "slurm", "job": "1"})
     with FileLock(tmp_path / f".lock-{spec.run_id}-of-1"):
         began = time.monotonic()
         subprocess.run([sys.executable, "-c", "pass"], check=True)
@@ -360,6 +381,30 @@ def test_a_completed_run_is_not_made_again_and_another_jobs_run_is_left_alone(tm
     write_json(folder / JOB_FILE, {"executor": "slurm", "job": "2"})
     SlurmTask(spec, tmp_path, 5)()
     assert made == [folder] and job_of(folder) is None
+
+
+@pytest.mark.parametrize("by_slurm", [True, False])
+def test_a_run_that_dies_with_its_job_is_interrupted_and_one_that_dies_alone_failed(tmp_path, monkeypatch, by_slurm):
+    spec = quick_run()
+    folder = run_dir(tmp_path, spec.run_id)
+    write_json(new_folder(folder) / JOB_FILE, {"executor": "slurm", "job": "1"})
+
+    def run(*_):
+        if by_slurm:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return "killed by signal 15"
+
+    monkeypatch.setattr("lossbench.sweep.executors.slurm_task.run_here", run)
+    monkeypatch.setattr("lossbench.sweep.executors.slurm_task._SOON_S", 60 if by_slurm else 0)
+    with pytest.raises(SystemExit) if by_slurm else nullcontext():
+        SlurmTask(spec, tmp_path, 5)()
+    assert run_state(tmp_path, spec.run_id)["status"] == ("interrupted" if by_slurm else "failed")
+    assert job_of(folder) == ("1" if by_slurm else None)
+
+
+def new_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
 
 
 def test_a_job_is_requeued_unless_its_whole_time_brought_no_checkpoint(tmp_path, monkeypatch):
@@ -381,8 +426,7 @@ def test_a_job_is_requeued_unless_its_whole_time_brought_no_checkpoint(tmp_path,
 
     monkeypatch.setattr("lossbench.sweep.executors.slurm_task.run_here", run)
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    folder.mkdir(parents=True)
-    write_json(folder / JOB_FILE, {"executor": "slurm", "job": "1"})
+    write_json(new_folder(folder) / JOB_FILE, {"executor": "slurm", "job": "1"})
     task()
     assert seen["preempted"].function is task and seen["with a checkpoint"].function is task
     assert seen["timed out"] is None

@@ -56,7 +56,7 @@ def test_a_number_is_a_reward_and_none_or_nan_is_none(given: Any, reward: float 
 @pytest.mark.parametrize(
     "given",
     [math.inf, -math.inf, 10**400, "1.0", {"reward": 1}, [1.0], np.ones(2), torch.ones(1), Decimal(1), 1j, object()],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_anything_else_is_refused_naming_task_and_value(given: Any) -> None:
     with pytest.raises(UsageError, match=r"task 'odd': reward is .*valid: a finite number, or None") as caught:

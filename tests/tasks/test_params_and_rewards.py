@@ -206,7 +206,7 @@ def test_reference_answers_of_math_are_read_once_at_load(tmp_path):
         assert task.verify(task.right_completion(prompt), prompt.answer)  # type: ignore[attr-defined]
     with path.open("a") as lines:
         lines.write('{"prompt": "z", "answer": "((((("}\n')
-    with pytest.raises(UsageError, match=r"a\.jsonl, line 3: answer '\(+' does not parse .*: mend or drop"):
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 3: answer '\(+' does not parse .*: fix or drop"):
         make_task("dataset", {"path": str(path), "verifier": "math"})
 
 
@@ -225,7 +225,7 @@ def no_network(monkeypatch):
 
 
 def test_a_data_set_of_a_hub_out_of_reach_is_refused_at_once(no_network):
-    with pytest.raises(UsageError, match=r"hub:nobody/nothing: cannot be had .*\(https://.* cannot be reached\)"):
+    with pytest.raises(UsageError, match=r"hub:nobody/nothing: is not available .*\(https://.* cannot be reached\)"):
         make_task("dataset", {"path": "hub:nobody/nothing"})
     assert datasets.config.HF_HUB_OFFLINE is False
 

@@ -88,6 +88,28 @@ def test_one_batch(trainers: tuple[GRPOTrainer, ModeTrainer], loss_type: str, le
     assert relative(our_gradient, their_gradient) < 1e-5
 
 
+def test_a_correction_for_the_sampler_scales_the_losses_of_tokens_but_not_vespo_s(
+    trainers: tuple[GRPOTrainer, ModeTrainer],
+) -> None:
+    theirs, ours = trainers
+    theirs.loss_type, theirs.importance_sampling_level, theirs.epsilon_high = "dapo", "token", 0.2
+    theirs.beta = ours.beta = 0.0
+    theirs.use_vllm = theirs.vllm_importance_sampling_correction = True
+    batch = _batch(theirs)
+    ratio = torch.rand(ROWS, WIDTH, generator=torch.Generator().manual_seed(1)) + 0.5
+    corrected = {**batch, "importance_sampling_ratio": ratio}
+    found = {}
+    for name in ("dapo", "vespo"):
+        mode = parse_mode(name)
+        ours.mode, ours._aggregation, ours._level = mode, mode.aggregation, "token"
+        ours.surrogate_params = SurrogateParams()
+        found[name] = [_loss_and_gradient(ours, rows)[1] for rows in (batch, corrected)]
+    _, their_gradient = _loss_and_gradient(theirs, corrected)
+    theirs.use_vllm = False
+    assert relative(found["dapo"][1], their_gradient) < 1e-5 and relative(found["dapo"][0], their_gradient) > 1e-2
+    assert relative(found["vespo"][1], found["vespo"][0]) < 1e-6
+
+
 @pytest.mark.parametrize("loss_type", list(TRL_LOSS_TYPES))
 def test_two_optimizer_steps(root: str, loss_type: str) -> None:
     # the second step uses the rollouts again, so ratios have left 1; with a KL term

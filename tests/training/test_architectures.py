@@ -7,30 +7,15 @@ import pytest
 import torch
 from datasets import Dataset
 from support.architectures import CONFIGS, QUICK, saved_policy, trained_tokenizer
-from support.trainer import Gradients, relative, settings
+from support.trainer import Gradients, Steps, relative, settings
 from transformers import AutoModelForCausalLM
 
 from lossbench.errors import UsageError
-from lossbench.store.step_row import StepStats
 from lossbench.training.trainer import ModeTrainer
 
 ARCHITECTURES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CONFIGS]
 PROMPTS = ("1 plus 2 is", "what , then , is 12 plus 17 plus 3 plus 5 ?", "7 plus 19 is", "19 plus 18 plus 4 is")
 CAP, ROWS = 10, 16
-
-
-class Steps:
-    """A recorder that keeps the sums of each step."""
-
-    def __init__(self) -> None:
-        self.stats: list[StepStats] = []
-
-    def begin_generation(self, *_: Any) -> None: ...
-
-    def use_rows(self, *_: Any) -> None: ...
-
-    def end_step(self, stats: StepStats) -> None:
-        self.stats.append(stats)
 
 
 def _reward(completion_ids: list[list[int]], **_: Any) -> list[float]:

@@ -17,7 +17,6 @@ from lossbench.ingest.base import Format, IngestedRun, Request, named_run
 from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object, records
-from lossbench.ingest.run_config import mode_of_config
 from lossbench.ingest.trainer_logs import (
     Rewards,
     TrainingTables,
@@ -33,7 +32,7 @@ _PROGRESS = ("global_step/max_steps", "iteration")
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` the output folder (or one of the log files) of ms-swift."""
+    """Name of the file that makes `path` the output folder (or one of the log files) of ms-swift."""
     if path.is_file():
         return path.name if path.name in (COMPLETIONS, LOGGING) else None
     return next((name for name in (COMPLETIONS, LOGGING) if (path / name).is_file()), None)
@@ -46,9 +45,6 @@ def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
     inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
     args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
     history = list(_history(inside[LOGGING], request))
-    run.mode = mode_of_config(args) or run.mode
-    seed = whole(args.get("seed"))
-    run.seed = run.seed if seed is None else seed
     run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
     logged = [(step, row) for step, _, row in history]

@@ -236,6 +236,7 @@ class _Table:
                 # A row that W&B logged of something else has neither.
                 runs[key].damage.add(f"{self.file}, line {line}", f"step {row.get(step)!r} is no number")
         for key, run in runs.items():
+            run.read["step"] = step
             add_logs(run, found[key], self.request, mean=True)
 
 
@@ -252,7 +253,7 @@ def _header(file: Path, damage: Damage, request: Request) -> tuple[list[str], Ca
 
 
 def _tidier(file: Path, header: list[str], request: Request) -> Callable[[Row], list[Row]]:
-    """What turns a row of the file into wide rows: W&B's charts, TensorBoard's scalars and long tables are not."""
+    """Function that makes wide rows of a file's row: W&B's charts, TensorBoard's scalars and long tables are not."""
     if set(TENSORBOARD) <= set(header):
         match = _TENSORBOARD_NAME.fullmatch(file.stem)
         name, run = (match["metric"], match["run"]) if match else ("Value", file.stem)

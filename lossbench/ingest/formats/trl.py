@@ -35,9 +35,9 @@ STATE_FILE = "trainer_state.json"
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` the output folder (or a completions file) of TRL's trainer."""
+    """Name of the file that makes `path` the output folder (or a completions file) of TRL's trainer."""
     if path.is_file():
-        return path.name if _COMPLETIONS.fullmatch(path.name) or path.name == STATE_FILE else None
+        return path.name if _COMPLETIONS.fullmatch(path.name) or _is_state(path) else None
     completions = _completion_files(path)
     if completions:
         return str(completions[0].relative_to(path))
@@ -45,6 +45,14 @@ def found(path: Path) -> str | None:
         return None  # ms-swift's trainer leaves a trainer_state.json too
     state = _state_file(path)
     return str(state.relative_to(path)) if state else None
+
+
+def _is_state(file: Path) -> bool:
+    """Whether a file is a trainer's state, whatever its name."""
+    if file.suffix != ".json":
+        return False
+    with file.open("rb") as stream:
+        return file.name == STATE_FILE or b'"log_history"' in stream.read(1 << 16)
 
 
 def _completion_files(path: Path) -> list[Path]:
@@ -62,7 +70,7 @@ def _step_of(file: Path) -> int:
 def _state_file(path: Path) -> Path | None:
     """The trainer state that saw most steps: the folder's own, else that of its last checkpoint."""
     if path.is_file():
-        return path if path.name == STATE_FILE else None
+        return path if _is_state(path) else None
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
     states = [file for file in path.glob(f"checkpoint-*/{STATE_FILE}") if file.parent.name[11:].isdigit()]

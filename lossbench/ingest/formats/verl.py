@@ -15,7 +15,6 @@ from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, n
 from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import documents, first_fields, records
-from lossbench.ingest.run_config import mode_beside
 
 _USUAL: dict[str, tuple[str, ...]] = {
     "step": ("step",),
@@ -36,7 +35,7 @@ _WITHOUT_SESSION = r"regexp_replace({}, '_\d+_\d+$', '')"
 
 
 def found(path: Path) -> str | None:
-    """What makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
+    """Name of the file that makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
     if path.is_file():
         return path.name if path.suffix == ".jsonl" and (_is_dump(path) or _is_metrics(path)) else None
     dump = next((file for file in _dumps(path) if _is_dump(file)), None)
@@ -73,7 +72,6 @@ def read(path: Path, request: Request) -> Iterator[IngestedRun]:
     """The run whose dumps and metrics lie in `path`."""
     request = request.part()
     run = named_run(path, request)
-    run.mode = mode_beside(path) or run.mode
     logged = [
         (step, row["data"])
         for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl")))

@@ -10,7 +10,7 @@ from lossbench.training.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class Resources:
-    """What a sweep may use, as asked for; None leaves the choice to the executor."""
+    """Resources of a sweep, as asked for; None leaves the choice to the executor."""
 
     jobs: int | None = None  # runs at once
     gpus_per_run: float | None = None
@@ -50,7 +50,7 @@ class Executor(Protocol):
         ...
 
     def events(self, timeout_s: float) -> Iterable[Progress | Ended]:
-        """What happened since the last call; waits up to `timeout_s` for something to happen."""
+        """Events since the last call; waits up to `timeout_s` for something to happen."""
         ...
 
     def withdraw(self) -> None:

@@ -23,7 +23,7 @@ class RemoteExecutor(Executor):
 
     @abstractmethod
     def _poll(self, timeout_s: float) -> Iterable[Progress | Ended]:
-        """Which jobs began (as step 0) and ended since the last call; the files of an ended one are in its folder."""
+        """Jobs that began (as step 0) and ended since the last call; the files of an ended one are in its folder."""
 
     @abstractmethod
     def _cancel(self) -> None:

@@ -43,7 +43,7 @@ def parse_options(text: str | None) -> dict[str, str]:
 def check_options(options: Mapping[str, str]) -> None:
     """Have the cluster check the options, submitting nothing.
 
-    Raises UsageError where there is no Slurm, it does not answer, or it would refuse a job.
+    Raises UsageError if Slurm is missing, does not answer, or it would refuse a job.
     """
     if shutil.which("sbatch") is None:
         raise UsageError("--executor slurm: no `sbatch` on the path; run this on a login node of a Slurm cluster")

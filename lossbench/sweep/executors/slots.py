@@ -1,4 +1,4 @@
-"""How many runs go at once, and which GPUs each of them sees."""
+"""Slots: the number of runs at once, and the GPUs of each."""
 
 import os
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def plan_slots(wanted: Resources, gpus: Sequence[str], core_count: int) -> list[
     if not gpus:
         if wanted.gpus_per_run or wanted.device == "cuda":
             asked = f"--gpus-per-run {wanted.gpus_per_run:g}" if wanted.gpus_per_run else "device = cuda"
-            raise UsageError(f"{asked}: there is no GPU that the runs could use")
+            raise UsageError(f"{asked}: no GPU is available to the runs")
         return [()] * (wanted.jobs or max(core_count // wanted.processes, 1))
     slots = _gpu_slots(wanted, gpus)
     if wanted.jobs is not None and wanted.jobs > len(slots):

@@ -1,4 +1,4 @@
-"""What a Slurm job does on its node: one run in its folder, again after each requeue until the run is over."""
+"""The task of a Slurm job on its node: one run in its folder, again after each requeue until the run is over."""
 
 import signal
 import time
@@ -14,6 +14,7 @@ from lossbench.training.checkpoint import newest_checkpoint
 from lossbench.training.run_spec import RunSpec
 
 SIGNAL_BEFORE_S = 60  # the time limit, Slurm tells the job
+_SOON_S = 3
 _WAIT_S = 60  # for a job that was cancelled and has not ended yet
 
 
@@ -49,6 +50,8 @@ class SlurmTask:
         gpus = () if spec.settings.device == "cpu" else tuple(visible_gpus())
         try:
             reason = run_here(spec, run_dir(folder, spec.run_id), gpus, lambda step: None)
+            if reason and reason.startswith("killed"):
+                time.sleep(_SOON_S)  # Slurm ends or signals all processes of a job, this one perhaps a moment later
         except SystemExit:
             mark(folder, spec.run_id, "interrupted", "its job was stopped or requeued", spec)
             raise
