@@ -16,11 +16,10 @@ import pandas as pd
 import pyarrow as pa
 
 from lossbench.loss.modes import PRESETS, Mode, parse_mode
-from lossbench.metrics.push import separation
+from lossbench.metrics.push import PUSH_COLUMNS, measured_sql, pushed_sums, separation
 from lossbench.metrics.step_sums import (
     EVAL_COLUMNS,
     LOG_COLUMNS,
-    PUSH_COLUMNS,
     ROLLOUT_COLUMNS,
     Columns,
     add_step_log,
@@ -29,10 +28,8 @@ from lossbench.metrics.step_sums import (
     evaluations_sql,
     last_of_each_step,
     lengths_sql,
-    measured_sql,
     pooled,
     pooled_by_block,
-    pushed_sums,
     sums_from_step_log,
 )
 from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _ANY_HORIZON = 1.0  # a factor of all rows
 
+PUSH_COLUMNS = ["step", "generation", "group", "length_tokens", "terminated", "reward", "correct", "token_weight"]
+"""The columns of `rollouts` that stopping hazards and pushes are made of."""
+
 BRANCHES = {"incorrect": 0.0, "correct": 1.0}
 """Branch → its value of `correct`."""
 
@@ -146,6 +149,24 @@ def window_weights_of(
         return window_weights(mode.aggregation, lengths_R, groups_R, horizon=_ANY_HORIZON, advantages_N=advantages_R)
     except ValueError:
         return nothing_R
+
+
+def measured_sql(source: str) -> str:
+    """SQL for the rows of `source` that `completions_sql` sums, without its masks of the loss: `in_loss` is 0 there."""
+    return f"""SELECT * EXCLUDE (token_weight), token_weight <> 0 AS in_loss FROM {source}
+        WHERE length_tokens IS NOT NULL AND step IS NOT NULL"""
+
+
+def pushed_sums(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int) -> "tuple[Columns, dict[str, Columns]]":
+    """Endings and free tokens per step, and by mode the columns that pushes over a window are ratios of.
+
+    Each step counts once in a window, whatever the size of its update: V is a mean over steps, U is V over the share.
+    """
+    by_mode = {}
+    for name, pushed in pushes(rows, modes, forced_tokens).items():
+        sums = {key: np.nan_to_num(values) for key, values in pushed.items() if key.startswith(("added_", "share_"))}
+        by_mode[name] = {**sums, "pushed_steps": np.isfinite(pushed["added_incorrect"]).astype(float)}
+    return stops(rows, forced_tokens), by_mode
 
 
 def separation(hazard: "Columns", pushed: "Columns") -> float:

@@ -5,24 +5,17 @@ completions must not count as much as steps with sixty. So each run's completion
 per step, and metrics and curves only add these up.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossbench.metrics.push import pushes, stops
 from lossbench.store.step_row import SAMPLED, Mean, step_sums_sql
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from lossbench.loss.modes import Mode
-
 Columns = dict[str, np.ndarray]
 """A table as float64 arrays of equal length, NaN where a cell is null."""
-
-PUSH_COLUMNS = ["step", "generation", "group", "length_tokens", "terminated", "reward", "correct", "token_weight"]
-"""The columns of `rollouts` that stopping hazards and pushes are made of."""
 
 EVAL_COLUMNS = ["step", "group", "length_tokens", "terminated", "reward", "correct"]
 ROLLOUT_COLUMNS = [*EVAL_COLUMNS, "generation"]
@@ -84,24 +77,6 @@ def completions_sql(source: str) -> str:
     """
     measured = f"(SELECT * FROM {source} WHERE length_tokens IS NOT NULL)"
     return f"SELECT *, length_mean_sum AS tokens FROM ({step_sums_sql(measured, MEANS)}) ORDER BY step"
-
-
-def measured_sql(source: str) -> str:
-    """SQL for the rows of `source` that `completions_sql` sums, without its masks of the loss: `in_loss` is 0 there."""
-    return f"""SELECT * EXCLUDE (token_weight), token_weight <> 0 AS in_loss FROM {source}
-        WHERE length_tokens IS NOT NULL AND step IS NOT NULL"""
-
-
-def pushed_sums(rows: Columns, modes: "Sequence[Mode]", forced_tokens: int) -> tuple[Columns, dict[str, Columns]]:
-    """Endings and free tokens per step, and by mode the columns that pushes over a window are ratios of.
-
-    Each step counts once in a window, whatever the size of its update: V is a mean over steps, U is V over the share.
-    """
-    by_mode = {}
-    for name, pushed in pushes(rows, modes, forced_tokens).items():
-        sums = {key: np.nan_to_num(values) for key, values in pushed.items() if key.startswith(("added_", "share_"))}
-        by_mode[name] = {**sums, "pushed_steps": np.isfinite(pushed["added_incorrect"]).astype(float)}
-    return stops(rows, forced_tokens), by_mode
 
 
 def evaluations_sql(source: str) -> str:
