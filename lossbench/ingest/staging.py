@@ -16,7 +16,7 @@ from lossbench.store.step_row import sampling_rows_sql
 
 MEMORY_LIMIT = "400MB"
 ROWS_AT_ONCE = 16_384
-PENDING_BYTES, PENDING_TABLES = 4 << 20, 512
+PENDING_BYTES, PENDING_TABLES = 8 << 20, 512
 SPLITS = ("rollouts", "evals")
 
 _STAGED = """
@@ -40,6 +40,9 @@ CREATE MACRO flag_of(text) AS CASE
 CREATE MACRO no_number(name, text) AS CASE
     WHEN trim(text) <> '' AND lower(text) <> 'nan' AND real_of(text) IS NULL THEN name || ' ''' || text || ''' is ' ||
         CASE WHEN regexp_full_match(text, '\s*[-+]?\d+\s*') THEN 'beyond 64 bits' ELSE 'no number' END END;
+CREATE MACRO text_of(text) AS CASE
+    WHEN text LIKE '[{%"content"%' AND json_valid(text)
+    THEN array_to_string(json_extract_string(text, '$[*].content'), chr(10)) ELSE text END;
 CREATE MACRO is_nested(text) AS coalesce(text[1] IN ('[', '{'), false);
 """
 
@@ -132,7 +135,8 @@ class Staging:
         self.con.execute(_MACROS)
         self.con.execute(_STAGED)
         self._next = 0  # number of the next row
-        self._pending: list[pa.Table] = []
+        self._pending: list[pa.Table] = []  # added, and not yet staged
+        self._pending_bytes = 0
         self._pending_for = ("", Path(), "")
         self._insert = _typing(reading)
         if count_tokens := reading.count_tokens:
@@ -154,18 +158,19 @@ class Staging:
             self.flush()
         texts = {name: _texts(columns.get(name, [None] * len(lines))) for name in ROW_FIELDS}
         self._pending.append(pa.table({"line": pa.array(lines, pa.int64()), **texts}))
+        self._pending_bytes += self._pending[-1].nbytes
         self._pending_for = (run, file, split)
         # Small insertions are dear, and a log may have a table for every step.
-        if sum(table.nbytes for table in self._pending[-64:]) > PENDING_BYTES or len(self._pending) > PENDING_TABLES:
+        if self._pending_bytes > PENDING_BYTES or len(self._pending) > PENDING_TABLES:
             self.flush()
 
     def flush(self) -> None:
         """Stage the tables that were added and wait for others."""
         if not self._pending:
             return
-        table = pa.concat_tables(self._pending)
+        table = pa.concat_tables(self._pending).combine_chunks()
         run, file, split = self._pending_for
-        self._pending = []
+        self._pending, self._pending_bytes = [], 0
         place = pa.array(range(table.num_rows), pa.int64())
         self.con.register("fields", table.append_column("place", place))
         self._stage(f"SELECT *, {_quoted(run)} AS run FROM fields", file, split)
@@ -196,7 +201,8 @@ class Staging:
         }
         named_step = "NULL" if step is None else f"'{step}'"
         fields["step"] = f"coalesce({fields.get('step', 'NULL')}, {named_step})"
-        fields |= {ours: sql.format(fields[ours]) for ours, sql in (changed or {}).items() if ours in fields}
+        changed = {"prompt": "text_of({})", "completion": "text_of({})", **(changed or {})}
+        fields |= {ours: sql.format(fields[ours]) for ours, sql in changed.items() if ours in fields}
         key = (
             _quoted(run)
             if isinstance(run, str)
@@ -308,9 +314,12 @@ def _quoted(text: str) -> str:
 
 def _texts(values: Sequence[Any]) -> pa.Array:
     try:
-        return pa.array(values, pa.string())
-    except (pa.ArrowException, UnicodeEncodeError):
-        return pa.array(list(map(_text, values)), pa.string())
+        array = pa.array(values, from_pandas=True)  # NaN is null
+        if not pa.types.is_nested(array.type):
+            return array.cast(pa.string())
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # of several types, or of what no column holds
+        pass
+    return pa.array(list(map(_text, values)), pa.string())
 
 
 def _text(value: Any) -> str | None:

@@ -53,7 +53,7 @@ def check_cache(reference: str, config: Any) -> None:
     from transformers import DynamicCache
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if kind is None:
         return  # code of its own: its first use tells
     takes_cache = {"past_key_values", "cache"} & set(inspect.signature(kind.forward).parameters)

@@ -9,7 +9,7 @@ from lossbench.tasks.base import Prompt, Task, TaskEntry
 from lossbench.tasks.countdown import make_countdown
 from lossbench.tasks.dataset import hub_data, make_dataset
 from lossbench.tasks.overlong import OverlongPenalty, WithOverlongPenalty
-from lossbench.tasks.params import read_params
+from lossbench.tasks.params import TaskParams, read_params
 from lossbench.tasks.reasoning_gym import PREFIX, make_reasoning_gym
 from lossbench.tasks.selfcheck import make_selfcheck
 from lossbench.tasks.user_file import is_file_reference, task_from_file
@@ -23,7 +23,10 @@ TASKS: dict[str, TaskEntry] = {
     "dataset": TaskEntry(make_dataset, "prompts and answers of a jsonl, json, csv or parquet file, or of hub:name"),
 }
 
-_OVERLONG = {"overlong_max_tokens": 0, "overlong_cache_tokens": 0}
+
+class _Overlong(TaskParams):
+    overlong_max_tokens: int = 0
+    overlong_cache_tokens: int = 0
 
 
 def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
@@ -53,8 +56,8 @@ def remote_data(name: str, params: Mapping[str, Any] | None = None) -> str | Non
 def _split(name: str, params: Mapping[str, Any] | None) -> tuple[dict[str, Any], OverlongPenalty | None]:
     """The task's own parameters, and the penalty that they ask for."""
     own = dict(params or {})
-    overlong = read_params(name, {key: own.pop(key) for key in _OVERLONG if key in own}, _OVERLONG)
-    max_tokens, cache_tokens = overlong.values()
+    overlong = read_params(name, {key: own.pop(key) for key in _Overlong.model_fields if key in own}, _Overlong)
+    max_tokens, cache_tokens = overlong.overlong_max_tokens, overlong.overlong_cache_tokens
     if cache_tokens and not max_tokens:
         raise UsageError(
             f"task '{name}': overlong_cache_tokens={cache_tokens} is the slope below overlong_max_tokens, which is "

@@ -4,17 +4,28 @@ The answer of a completion is the last number in it, so the completion may reaso
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.params import Size, TaskParams, held_out, read_params
 from lossbench.tasks.verifiers import Verifier, check_last_number
 
-FORMS = ("plain", "few-shot", "chat")
-_DEFAULTS = {"operands": 2, "digits": 1, "form": "chat", "shots": 3, "train_size": 1000, "eval_size": 100, "seed": 0}
+
+class ArithmeticParams(TaskParams):
+    """Numbers to add up, their size, and the form of the prompt; `seed` fixes choice and order of the problems."""
+
+    operands: Annotated[int, Field(ge=2)] = 2
+    digits: Annotated[int, Field(ge=1, le=15)] = 1
+    form: Literal["plain", "few-shot", "chat"] = "chat"
+    shots: Size = 3  # worked examples of form "few-shot"
+    train_size: Size = 1000
+    eval_size: Size = 100
+    seed: int = 0
+
+
 _ENUMERATED = 100_000  # spaces up to this size are listed and shuffled instead of drawn
 
 
@@ -28,26 +39,19 @@ class Arithmetic:
     name = "arithmetic"
     shortest_answer_tokens = 2  # one number token and the EOS
 
-    def __init__(
-        self, *, operands: int, digits: int, form: str, shots: int, train_size: int, eval_size: int, seed: int
-    ) -> None:
-        if operands < 2 or digits < 1 or digits > 15 or shots < 1 or train_size < 1 or eval_size < 1:
-            raise UsageError(
-                f"task 'arithmetic': operands={operands}, digits={digits}, shots={shots}, train_size={train_size}, "
-                f"eval_size={eval_size}; valid: operands >= 2, 1 <= digits <= 15, the others >= 1"
-            )
-        if form not in FORMS:
-            raise UsageError(f"task 'arithmetic': form '{form}'; valid: {', '.join(FORMS)}")
-        self.chat = form == "chat"
-        self._form = form
+    def __init__(self, params: ArithmeticParams) -> None:
+        self._form = params.form
+        self.chat = params.form == "chat"
         self.verifier = Verifier("last-number", check_last_number)
-        generator = np.random.default_rng(seed)
-        problems = _problems(operands, digits, train_size + eval_size + shots, generator)
-        self._examples = problems[:shots] if form == "few-shot" else []
+        generator = np.random.default_rng(params.seed)
+        problems = _problems(
+            params.operands, params.digits, params.train_size + params.eval_size + params.shots, generator
+        )
+        self._examples = problems[: params.shots] if self._form == "few-shot" else []
         problems = problems[len(self._examples) :]
-        evaluated = held_out(len(problems), train_size, eval_size)
+        evaluated = held_out(len(problems), params.train_size, params.eval_size)
         self.eval_prompts = [self._prompt(i, numbers) for i, numbers in enumerate(problems[:evaluated])]
-        training = problems[evaluated : evaluated + train_size]
+        training = problems[evaluated : evaluated + params.train_size]
         self.train_prompts = [self._prompt(i + evaluated, numbers) for i, numbers in enumerate(training)]
 
     def _prompt(self, number: int, terms: tuple[int, ...]) -> Prompt:
@@ -81,5 +85,5 @@ def _problems(operands: int, digits: int, count: int, generator: np.random.Gener
 
 
 def make_arithmetic(params: Mapping[str, Any]) -> Arithmetic:
-    """The task from its parameters: operands, digits, form, shots, train_size, eval_size, seed."""
-    return Arithmetic(**read_params("arithmetic", params, _DEFAULTS))
+    """The task from its parameters. Raises UsageError."""
+    return Arithmetic(read_params("arithmetic", params, ArithmeticParams))

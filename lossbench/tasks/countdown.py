@@ -10,24 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.params import Size, TaskParams, held_out, read_params
 from lossbench.tasks.verifiers import Verifier, marked_answer
 
-_DEFAULTS = {
-    "numbers": 3,
-    "largest": 20,
-    "largest_target": 100,
-    "chat": True,
-    "train_size": 1000,
-    "eval_size": 100,
-    "seed": 0,
-}
 _LONGEST_EXPRESSION = 200  # characters
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -86,48 +78,49 @@ def check_countdown(completion: str, answer: str) -> bool:
     return False
 
 
+class CountdownParams(TaskParams):
+    """Size of the problems: `numbers` up to `largest`, combined into a target up to `largest_target`."""
+
+    numbers: Annotated[int, Field(ge=2, le=6)] = 3
+    largest: int = 20
+    largest_target: Size = 100
+    chat: bool = True
+    train_size: Size = 1000
+    eval_size: Size = 100
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_largest(self) -> "CountdownParams":
+        if self.largest < self.numbers:
+            raise ValueError(f"largest={self.largest}, numbers={self.numbers}; valid: largest >= numbers")
+        return self
+
+
 class Countdown:
     """Problems with at least one solution, made by combining the numbers at random."""
 
     name = "countdown"
     shortest_answer_tokens = 4  # a number, a sign, a number, the EOS, in the coarsest vocabulary
 
-    def __init__(
-        self,
-        *,
-        numbers: int,
-        largest: int,
-        largest_target: int,
-        chat: bool,
-        train_size: int,
-        eval_size: int,
-        seed: int,
-    ) -> None:
-        if not 2 <= numbers <= 6 or largest < numbers or largest_target < 1 or train_size < 1 or eval_size < 1:
-            raise UsageError(
-                f"task 'countdown': numbers={numbers}, largest={largest}, largest_target={largest_target}, "
-                f"train_size={train_size}, eval_size={eval_size}; "
-                "valid: 2 <= numbers <= 6, largest >= numbers, the others >= 1"
-            )
-        self.chat = chat
+    def __init__(self, params: CountdownParams) -> None:
+        self.chat = params.chat
         self.verifier = Verifier("countdown", check_countdown)
         self._solutions: dict[int, str] = {}
-        generator = np.random.default_rng(seed)
-        prompts = self._make(numbers, largest, largest_target, train_size + eval_size, generator)
-        evaluated = held_out(len(prompts), train_size, eval_size)
-        self.eval_prompts, self.train_prompts = prompts[:evaluated], prompts[evaluated : evaluated + train_size]
+        generator = np.random.default_rng(params.seed)
+        prompts = self._make(params, generator)
+        evaluated = held_out(len(prompts), params.train_size, params.eval_size)
+        self.eval_prompts, self.train_prompts = prompts[:evaluated], prompts[evaluated : evaluated + params.train_size]
 
-    def _make(
-        self, numbers: int, largest: int, largest_target: int, count: int, generator: np.random.Generator
-    ) -> list[Prompt]:
+    def _make(self, params: CountdownParams, generator: np.random.Generator) -> list[Prompt]:
         prompts: dict[str, Prompt] = {}
+        count = params.train_size + params.eval_size
         for _ in range(200 * count):
             if len(prompts) == count:
                 break
-            terms = [int(term) for term in generator.integers(1, largest + 1, numbers)]
+            terms = [int(term) for term in generator.integers(1, params.largest + 1, params.numbers)]
             expression, value = _combined(terms, generator)
             answer = f"{value}: {' '.join(map(str, terms))}"
-            if value.denominator != 1 or not 1 <= value <= largest_target or answer in prompts:
+            if value.denominator != 1 or not 1 <= value <= params.largest_target or answer in prompts:
                 continue
             text = (
                 f"Using the numbers {', '.join(map(str, terms))} exactly once each and the operations + - * /, "
@@ -164,5 +157,5 @@ def _combined(terms: list[int], generator: np.random.Generator) -> tuple[str, Fr
 
 
 def make_countdown(params: Mapping[str, Any]) -> Countdown:
-    """The task from its parameters: numbers, largest, largest_target, chat, train_size, eval_size, seed."""
-    return Countdown(**read_params("countdown", params, _DEFAULTS))
+    """The task from its parameters. Raises UsageError."""
+    return Countdown(read_params("countdown", params, CountdownParams))

@@ -12,7 +12,7 @@ import numpy as np
 from lossbench.errors import UsageError, one_line
 from lossbench.network import no_hub
 from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import held_out, read_params
+from lossbench.tasks.params import TaskParams, held_out, read_params
 from lossbench.tasks.verifiers import make_verifier, verifier_kind
 
 HUB = "hub:"
@@ -22,65 +22,56 @@ _USUAL_NAMES = {
     "prompt": ("prompt", "question", "problem", "input"),
     "answer": ("answer", "solution", "ground_truth", "target"),
 }
-_DEFAULTS = {
-    "path": None,
-    "verifier": "numeric",
-    "prompt_column": None,
-    "answer_column": None,
-    "split": "train",
-    "chat": True,
-    "prefix": "",
-    "suffix": "",
-    "train_size": 0,
-    "eval_size": 100,
-    "seed": 0,
-}
-
 Row = Mapping[str, Any]
 
 
-class DatasetTask:
-    """Rows of a data set in an order shuffled once by `seed`; the first `eval_size` (a fifth at most) evaluate.
+class DatasetParams(TaskParams):
+    """Source of the rows and the way they are read; `train_size` 0 takes all that `eval_size` leaves.
 
-    `train_size` 0 takes all the rest. `prefix` and `suffix` stand before and after every prompt, on lines of their own.
-    `prompt_column` and `answer_column` default to the usual names: prompt, question, problem or input; answer,
-    solution, ground_truth or target.
+    `prefix` and `suffix` stand before and after every prompt, on lines of their own. `prompt_column` and
+    `answer_column` default to the usual names: prompt, question, problem or input; answer, solution, ground_truth or
+    target.
     """
+
+    path: str = ""
+    verifier: str = "numeric"
+    prompt_column: str | None = None
+    answer_column: str | None = None
+    split: str = "train"
+    chat: bool = True
+    prefix: str = ""
+    suffix: str = ""
+    train_size: int = 0
+    eval_size: int = 100
+    seed: int = 0
+
+
+class DatasetTask:
+    """Rows of a data set in an order shuffled once by `seed`; the first `eval_size` (a fifth at most) evaluate."""
 
     shortest_answer_tokens = 2  # one answer token and the EOS
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        verifier: str,
-        prompt_column: str | None,
-        answer_column: str | None,
-        split: str,
-        chat: bool,
-        prefix: str,
-        suffix: str,
-        train_size: int,
-        eval_size: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, params: DatasetParams) -> None:
+        path, train_size = params.path, params.train_size
         self.name = f"dataset-{_title(path)}"
-        self.chat = chat
-        self.verifier = make_verifier(verifier)
-        self._right = verifier_kind(verifier).right
-        rows = read_rows(path, split)
-        columns = {"prompt": prompt_column, "answer": answer_column}
+        self.chat = params.chat
+        self.verifier = make_verifier(params.verifier)
+        self._right = verifier_kind(params.verifier).right
+        rows = read_rows(path, params.split)
+        columns = {"prompt": params.prompt_column, "answer": params.answer_column}
         prompt_key, answer_key = (_column(path, rows[0][1], role, name) for role, name in columns.items())
         prompts = []
         for number, (place, row) in enumerate(rows):
             text, answer = _text(row, prompt_key, place), _text(row, answer_key, place)
             problem = self.verifier.gold_problem(answer)
             if problem:
-                needed = f"verifier '{verifier}' cannot compare with it: fix or drop the row"
+                needed = f"verifier '{params.verifier}' cannot compare with it: fix or drop the row"
                 raise UsageError(f"{place}: answer {answer[:40]!r} {problem}; {needed}")
-            prompts.append(Prompt(number, "\n".join(part for part in (prefix, text, suffix) if part), answer))
-        order = np.random.default_rng(seed).permutation(len(prompts))
-        evaluated = held_out(len(prompts), train_size or len(prompts), eval_size)
+            prompts.append(
+                Prompt(number, "\n".join(part for part in (params.prefix, text, params.suffix) if part), answer)
+            )
+        order = np.random.default_rng(params.seed).permutation(len(prompts))
+        evaluated = held_out(len(prompts), train_size or len(prompts), params.eval_size)
         shuffled = [prompts[int(i)] for i in order]
         self.eval_prompts = shuffled[:evaluated]
         self.train_prompts = shuffled[evaluated : evaluated + train_size if train_size else None]
@@ -236,18 +227,18 @@ def _from_hub(name: str, config: str | None, split: str, revision: str | None, *
 
 def make_dataset(params: Mapping[str, Any]) -> DatasetTask:
     """The task from its parameters; `path` must be given. Raises UsageError naming file, row and remedy."""
-    return DatasetTask(**_checked(params))
+    return DatasetTask(_checked(params))
 
 
 def hub_data(params: Mapping[str, Any]) -> str | None:
     """The data set that the task would have to fetch, None where it is a file. Raises UsageError for bad parameters."""
-    path = _checked(params)["path"]
+    path = _checked(params).path
     return path if path.startswith(HUB) else None
 
 
-def _checked(params: Mapping[str, Any]) -> dict[str, Any]:
-    values = read_params("dataset", params, _DEFAULTS)
-    if values["path"] is None:
+def _checked(params: Mapping[str, Any]) -> DatasetParams:
+    values = read_params("dataset", params, DatasetParams)
+    if not values.path:
         raise UsageError("task 'dataset': which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
-    verifier_kind(values["verifier"])
+    verifier_kind(values.verifier)
     return values

@@ -1,38 +1,53 @@
 """Shared by tasks: parameters, and the number of prompts held out for evaluation."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from lossbench.errors import UsageError, unknown
 
-
-def read_params(task: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`defaults` overridden by `given`.
-
-    A default of None takes any text. Raises UsageError on an unknown name and on a value of another type than the
-    default's; a whole number is accepted where a fraction is expected, and text that spells the type is converted.
-    """
-    values = dict(defaults)
-    for name, value in given.items():
-        if name not in defaults:
-            raise UsageError(unknown(f"parameter of task '{task}'", name, defaults))
-        values[name] = _converted(task, name, value, type(defaults[name]))
-    return values
+Size = Annotated[int, Field(ge=1)]
 
 
-def _converted(task: str, name: str, value: Any, kind: type) -> Any:
-    if kind is type(None):
-        return value if value is None else str(value)
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    if kind is bool and str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    if kind in (int, float) and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        try:
-            return kind(value)
-        except ValueError:
-            pass
-    raise UsageError(f"task '{task}': {name}={value!r}; valid: a value of type {kind.__name__}")
+class TaskParams(BaseModel):
+    """Base of a task's parameters. Text that spells a number or truth value is taken for it, as commands give it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+
+P = TypeVar("P", bound=TaskParams)
+
+
+def read_params(task: str, given: Mapping[str, Any], kind: type[P]) -> P:
+    """The parameters `given`, and the defaults of `kind` for the others. Raises UsageError for a name or value."""
+    for name in given:
+        if name not in kind.model_fields:
+            raise UsageError(unknown(f"parameter of task '{task}'", name, kind.model_fields))
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        if not wrong["loc"]:
+            raise UsageError(f"task '{task}': {wrong['msg'].removeprefix('Value error, ')}") from None
+        name = str(wrong["loc"][0])
+        raise UsageError(
+            f"task '{task}': {name}={wrong['input']!r}; valid: {_valid(name, kind, wrong['type'])}"
+        ) from None
+
+
+def _valid(name: str, kind: type[TaskParams], error: str) -> str:
+    """The values that a parameter takes, in words: its bounds, where its type was right."""
+    field: FieldInfo = kind.model_fields[name]
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(map(str, get_args(field.annotation)))
+    low = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+    high = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
+    if low is not None and error.endswith("than_equal"):
+        return f"{low} <= {name} <= {high}" if high is not None else f"{name} >= {low}"
+    return f"a value of type {getattr(field.annotation, '__name__', field.annotation)}"
 
 
 def held_out(count: int, train_size: int, eval_size: int) -> int:

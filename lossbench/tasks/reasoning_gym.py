@@ -6,11 +6,19 @@ from typing import Any
 from lossbench.errors import UsageError, unknown
 from lossbench.extras import require
 from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import read_params
+from lossbench.tasks.params import Size, TaskParams, read_params
 from lossbench.tasks.verifiers import Verifier, marked_answer
 
 PREFIX = "reasoning-gym:"
-_DEFAULTS = {"train_size": 500, "eval_size": 100, "seed": 0, "threshold": 0.99}
+
+
+class ReasoningGymParams(TaskParams):
+    """Number of problems, the generator's seed, and the score from which an answer is correct."""
+
+    train_size: Size = 500
+    eval_size: Size = 100
+    seed: int = 0
+    threshold: float = 0.99
 
 
 class ReasoningGymTask:
@@ -23,22 +31,20 @@ class ReasoningGymTask:
     chat = True
     shortest_answer_tokens = 2  # one answer token and the EOS
 
-    def __init__(self, generator: str, *, train_size: int, eval_size: int, seed: int, threshold: float) -> None:
+    def __init__(self, generator: str, params: ReasoningGymParams) -> None:
         require(f"task '{PREFIX}{generator}'", "tasks", "reasoning_gym")
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
 
         if generator not in DATASETS:
             raise UsageError(unknown("reasoning-gym generator", generator, sorted(DATASETS)))
-        if train_size < 1 or eval_size < 1:
-            raise UsageError(f"task '{PREFIX}{generator}': train_size={train_size}, eval_size={eval_size}; valid: >= 1")
         self.name = f"{PREFIX}{generator}"
-        self._threshold = threshold
-        self._data = reasoning_gym.create_dataset(generator, size=train_size + eval_size, seed=seed)
+        self._threshold, size = params.threshold, params.train_size + params.eval_size
+        self._data = reasoning_gym.create_dataset(generator, size=size, seed=params.seed)
         self.verifier = Verifier(self.name, self._check)
         self._entries: dict[str, dict[str, Any]] = {}
-        prompts = [self._prompt(number) for number in range(train_size + eval_size)]
-        self.eval_prompts, self.train_prompts = prompts[:eval_size], prompts[eval_size:]
+        prompts = [self._prompt(number) for number in range(size)]
+        self.eval_prompts, self.train_prompts = prompts[: params.eval_size], prompts[params.eval_size :]
 
     def _prompt(self, number: int) -> Prompt:
         entry = self._data[number]
@@ -67,5 +73,5 @@ class ReasoningGymTask:
 
 
 def make_reasoning_gym(generator: str, params: Mapping[str, Any]) -> ReasoningGymTask:
-    """The task from its parameters: train_size, eval_size, seed, threshold."""
-    return ReasoningGymTask(generator, **read_params(f"{PREFIX}{generator}", params, _DEFAULTS))
+    """The task from its parameters. Raises UsageError."""
+    return ReasoningGymTask(generator, read_params(f"{PREFIX}{generator}", params, ReasoningGymParams))

@@ -127,6 +127,12 @@ def test_parquet_of_steps_and_of_completions(tmp_path):
     found = load(tmp_path / "rows").table("rollouts")
     assert found["completion"].tolist() == ["a", "b c", "d"] and found["length_tokens"].tolist() == [1, 2, 1]
     assert found["reward"].tolist() == [0.5, 1.0, 0.0] and found["seed"].tolist() == [0, 0, 1]
+    chats = [[{"role": "user", "content": "q"}], [{"role": "user", "content": "p"}, {"role": "user", "content": "q"}]]
+    pd.DataFrame({"step": [1, 1], "prompt": chats, "response": ["a", "[{] b"]}).to_parquet(tmp_path / "chats.parquet")
+    read(tmp_path / "chats.parquet", tmp_path / "chats")
+    assert load(tmp_path / "chats").table("rollouts")[["prompt", "completion"]].to_numpy().tolist() == [
+        ["q", "a"], ["p\nq", "[{] b"],
+    ]  # fmt: skip
     damaged = written(tmp_path / "bad.parquet", b"PAR1" + b"\0" * 50)
     assert "bad.parquet: not a readable parquet file" in refusal(damaged, tmp_path / "bad")
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import datasets
 import pandas as pd
@@ -347,3 +348,21 @@ def test_the_command_lists_tasks_and_shows_how_one_judges(tmp_path):
     assert "[b]" in table.stdout  # a prompt is text, not markup
     refused = CliRunner().invoke(app, ["tasks", "arithmetic", "--set", "digits"])
     assert isinstance(refused.exception, UsageError) and "written --set task_params.digits" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("arithmetic", {"digits": 16}, "digits=16; valid: 1 <= digits <= 15"),
+        ("arithmetic", {"shots": 0}, "shots=0; valid: shots >= 1"),
+        ("arithmetic", {"train_size": 2.5}, "train_size=2.5; valid: a value of type int"),
+        ("arithmetic", {"form": 3}, "form=3; valid: plain, few-shot, chat"),
+        ("countdown", {"largest": 2}, "largest=2, numbers=3; valid: largest >= numbers"),
+        ("countdown", {"chat": "maybe"}, "chat='maybe'; valid: a value of type bool"),
+        ("dataset", {"path": "a.jsonl", "eval_size": "few"}, "eval_size='few'; valid: a value of type int"),
+        ("selfcheck", {"overlong_max_tokens": "x"}, "overlong_max_tokens='x'; valid: a value of type int"),
+    ],
+)
+def test_a_parameter_out_of_range_names_the_range(name, params, words):
+    with pytest.raises(UsageError, match=re.escape(f"task '{name}': {words}")):
+        make_task(name, params)
