@@ -326,4 +326,4 @@ def test_logs_of_others_promise_less(sweep: Path, tmp_path: Path) -> None:
     other = constant_sweep(tmp_path / "s", {"grpo": [40, 41], "dr_grpo": [20, 21]})
     write_json(other / "sweep.json", json.loads((other / "sweep.json").read_text()) | {"kind": "ingested"})
     text = render_markdown(documented(gather(load(other)), tmp_path))
-    assert "sampling streams" not in text and "for whoever made them to say" in text
+    assert "sampling streams" not in text and "sampling is for their authors to say" in text
