@@ -11,7 +11,7 @@ from lossbench.loss.modes import Mode
 
 @dataclass(frozen=True)
 class Framework:
-    """Settings by part; a part that is missing cannot be had. `short` names the aggregation in one word or two.
+    """Settings by part; a part that is missing is not available. `short` names the aggregation in one word or two.
 
     `nearest` says what to take instead, and `conditions` what holds for every mode.
     """
@@ -25,7 +25,7 @@ class Framework:
     conditions: tuple[str, ...]
 
     def missing(self, mode: Mode, agg_mode: str) -> str:
-        """Which part of the mode cannot be had, with the nearest; empty where all can."""
+        """The parts of the mode that are not available, with the nearest setting; empty for none."""
         parts = (
             ("surrogate", mode.loss_type, self.surrogates),
             ("aggregation", agg_mode, self.aggregations),

@@ -82,12 +82,6 @@ def aggregations() -> str:
     return table(["`agg_mode`", "w_i", "source", "caveat"], rows)
 
 
-def advantages() -> str:
-    """Axis, formula, source and caveat of every part of an advantage."""
-    rows = [[f"`{p.name}`", p.axis, p.formula or "–", p.source, p.caveat or "–"] for p in PARTS.values()]
-    return table(["part", "axis", "A", "source", "caveat"], rows)
-
-
 def surrogates() -> str:
     """Token loss, source and caveat of every surrogate."""
     rows = [[f"`{name}`", f"`{e.formula}`", e.source, e.caveat] for name, e in SURROGATES.items()]
@@ -102,6 +96,12 @@ def constants() -> str:
             row = rows.setdefault(name, [f"`{name}`", "", f"`{field.default}`", field.description or ""])
             row[1] += f"{', ' if row[1] else ''}`{surrogate.name}`"
     return table(["constant", "of", "default", "meaning"], list(rows.values()))
+
+
+def advantages() -> str:
+    """Formula, source and caveat of every part of an advantage."""
+    rows = [[f"`{name}`", e.axis, f"`{e.formula}`", e.source, e.caveat] for name, e in PARTS.items()]
+    return table(["part", "axis", "formula", "source", "caveat"], rows)
 
 
 def equivalent_names() -> str:
@@ -133,8 +133,7 @@ def commands() -> str:
 
 
 CODE_BLOCKS = {
-    "commands": commands,
-    "packages": packages, "schema": schema, "presets": presets, "weights": weights, "aggregations": aggregations,
-    "advantages": advantages,
-    "surrogates": surrogates, "constants": constants, "equivalents": equivalent_names, "recipes": recipes,
+    "commands": commands, "packages": packages, "schema": schema, "presets": presets, "weights": weights,
+    "aggregations": aggregations, "surrogates": surrogates, "constants": constants, "advantages": advantages,
+    "equivalents": equivalent_names, "recipes": recipes,
 }  # fmt: skip
