@@ -1,4 +1,4 @@
-"""What a plan costs: minutes, tokens and memory, from steps measured on this machine where there are any."""
+"""Cost of a plan: minutes, tokens and memory, from steps measured on this machine where there are any."""
 
 import math
 from collections.abc import Sequence
