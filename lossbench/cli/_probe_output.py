@@ -136,7 +136,7 @@ def _forecast_lines(found: Findings) -> Iterator[str]:
             yield (
                 f"{row.mode}: a run of {row.steps} steps x {row.rows_per_step} completions would move incorrect length "
                 f"by {row.change_tokens:+.1f} [{row.low_tokens:.1f}, {row.high_tokens:.1f}] tokens vs "
-                f"seq-mean-token-sum, noise between runs {row.noise_tokens:.1f}{power}"
+                f"seq-mean-token-sum (parameters: {found.parameters}), noise between runs {row.noise_tokens:.1f}{power}"
             )
         elif row.pairs_needed:
             yield f"{row.mode}: no forecast, its drift may be 0; about {row.pairs_needed} pairs would settle the sign"

@@ -13,7 +13,7 @@ from typing import Any
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.ingest.fields import ROW_FIELDS, Damage
-from lossbench.ingest.run_config import config_beside
+from lossbench.ingest.run_config import config_of
 from lossbench.ingest.staging import Staging
 from lossbench.loss.modes import PRESETS
 from lossbench.store.schema import TABLES
@@ -165,7 +165,8 @@ def named_run(source: Path, request: Request) -> IngestedRun:
     """A run that is called as its file or folder is, with the mode of its configuration, else that of its name."""
     name, mode, seed = naming(source, request.top)
     run = IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
-    if found := config_beside(source):
+    # Settings above a folder that is named for a mode may be those of all its neighbours.
+    if found := config_of(source, above=0 if mode else 3):
         run.mode, its_seed, file = found
         run.seed = its_seed if seed is None else seed
         run.notes.append(f"mode {run.mode} is that of {file.name}")

@@ -95,10 +95,7 @@ def _block(first: int, lines: list[bytes], file: Path, damage: Damage) -> pa.Tab
     try:
         return pa.table({"line": numbers, "doc": pa.array(lines, pa.binary()).cast(pa.string())})
     except pa.ArrowInvalid:  # some line is not UTF-8
-        known = [
-            (n, record) for n, line in enumerate(lines, first) if (record := _record(line, damage, file, n)) is not None
-        ]
-        return _documents([n for n, _ in known], [record for _, record in known])
+        return _read_by_python(enumerate(lines, first), file, damage)
 
 
 def _judged(block: pa.Table, file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> pa.Table:
@@ -107,12 +104,14 @@ def _judged(block: pa.Table, file: Path, damage: Damage, con: "duckdb.DuckDBPyCo
     doubtful = dict(con.execute(_UNJUDGED).fetchall())
     if not doubtful:
         return block
-    known = {
-        n: record for n, line in doubtful.items() if (record := _record(line.encode(), damage, file, n)) is not None
-    }
+    known = _read_by_python(((n, line.encode()) for n, line in doubtful.items()), file, damage)
     clean = block.filter(pa.array([n not in doubtful for n in block["line"].to_pylist()]))
-    joined = pa.concat_tables([clean, _documents([*known], [*known.values()])])
-    return joined.sort_by("line")
+    return pa.concat_tables([clean, known]).sort_by("line")
+
+
+def _read_by_python(lines: Iterable[tuple[int, bytes]], file: Path, damage: Damage) -> pa.Table:
+    known = {n: record for n, line in lines if (record := _record(line, damage, file, n)) is not None}
+    return _documents([*known], [*known.values()])
 
 
 def _documents(numbers: list[int], found: list[Row]) -> pa.Table:

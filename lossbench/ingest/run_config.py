@@ -66,10 +66,10 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return config
 
 
-def config_beside(source: Path) -> tuple[str, int | None, Path] | None:
-    """(mode, seed, file) of a configuration in the folder of a log, or the one above it; None if absent."""
-    folders = [source] if source.is_dir() else []
-    for folder in [*folders, source.parent]:
+def config_of(source: Path, above: int) -> tuple[str, int | None, Path] | None:
+    """(mode, seed, file) of the configuration in a log's folder, or up to `above` folders above; None without one."""
+    own = source if source.is_dir() else source.parent
+    for folder in [own, *own.parents][: 1 + above]:
         for file in (folder / name for name in CONFIGS):
             if file.is_file():
                 try:

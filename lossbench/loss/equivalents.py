@@ -1,13 +1,16 @@
-"""The settings that give each mode in TRL 1.16, verl >= 0.7.1 and ms-swift 4.6, and where they agree with it exactly.
+"""The settings that give each mode in other frameworks, and where they agree with it exactly.
 
-Checked against the frameworks' code by the conformance tests. H stands for the horizon in tokens.
+TRL, verl and ms-swift are checked against their own code by the conformance tests, the others were read. H stands for
+the horizon in tokens.
 """
 
 from dataclasses import dataclass
 
+from lossbench.loss.advantages import TRL_SCALES
+from lossbench.loss.equivalents_by_parts import BY_PARTS, Framework
 from lossbench.loss.modes import Mode
 
-FRAMEWORKS = ("TRL 1.16", "verl >= 0.7.1", "ms-swift 4.6")
+FRAMEWORKS = ("TRL 1.16", "verl >= 0.7.1", "ms-swift 4.6", *(framework.name for framework in BY_PARTS))
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,17 @@ _TRL_CONDITIONS = {
 
 
 def equivalents(mode: Mode) -> list[Equivalent]:
-    """Settings of TRL, verl and ms-swift for `mode`, in the order of `FRAMEWORKS`."""
+    """Settings of each framework for `mode`, in the order of `FRAMEWORKS`."""
     agg_mode = _ALIASES.get(mode.agg_mode, mode.agg_mode)
-    return [_trl(mode, agg_mode), _verl(mode, agg_mode), _swift(mode, agg_mode)]
+    others = [_by_parts(framework, mode, agg_mode) for framework in BY_PARTS]
+    return [_trl(mode, agg_mode), _verl(mode, agg_mode), _swift(mode, agg_mode), *others]
+
+
+def _by_parts(framework: Framework, mode: Mode, agg_mode: str) -> Equivalent:
+    if reason := framework.missing(mode, agg_mode):
+        return _impossible(framework.name, reason)
+    settings = framework.settings(mode, agg_mode) or ("# the default",)
+    return Equivalent(framework.name, framework.short[agg_mode], settings, framework.conditions)
 
 
 def short_names(mode: Mode) -> str:
@@ -83,6 +94,8 @@ def _trl_loss_type(surrogate: str, agg_mode: str) -> str | None:
 
 def _trl(mode: Mode, agg_mode: str) -> Equivalent:
     framework = FRAMEWORKS[0]
+    if mode.advantage not in TRL_SCALES:
+        return _impossible(framework, f'no advantage {mode.advantage}; nearest: scale_rewards="{mode.scale_rewards}"')
     if (mode.loss_type, agg_mode) == ("gmpo", "seq-mean-token-mean"):
         settings = (
             "from trl.experimental.gmpo import GMPOConfig, GMPOTrainer",
@@ -110,6 +123,15 @@ def _trl(mode: Mode, agg_mode: str) -> Equivalent:
     return Equivalent(framework, name, settings, _TRL_CONDITIONS[key])
 
 
+# advantage -> verl's adv_estimator, and whether its grpo divides by the deviation
+_VERL_ADVANTAGES: dict[str, tuple[str, bool | None]] = {
+    "group": ("grpo", True),
+    "none": ("grpo", False),
+    "loo": ("rloo", None),
+    "length-weighted": ("opo", None),
+    "none+whiten-tokens": ("reinforce_plus_plus_baseline", None),
+    "center-batch+whiten-tokens": ("reinforce_plus_plus", None),
+}
 # verl's loss_mode for each surrogate; those in _VERL_FORCED ignore loss_agg_mode
 _VERL_LOSS_MODES = {"grpo": "vanilla", "cispo": "cispo", "sapo": "sapo", "gspo": "gspo", "gmpo": "geo_mean"}
 _VERL_FORCED = ("sapo", "gspo", "gmpo")
@@ -150,8 +172,9 @@ def _verl(mode: Mode, agg_mode: str) -> Equivalent:
         )
     if agg_mode not in _VERL_AGG:
         return _impossible(framework, f"no loss_agg_mode for {agg_mode}")
-    if mode.scale_rewards == "batch":
-        return _impossible(framework, "adv_estimator=grpo scales by the group's deviation or not at all")
+    if mode.advantage not in _VERL_ADVANTAGES:
+        return _impossible(framework, f"no adv_estimator for {mode.advantage}; nearest: grpo, rloo or opo")
+    estimator, scales = _VERL_ADVANTAGES[mode.advantage]
     actor = (
         f"policy_loss.loss_mode={loss_mode}",
         f"loss_agg_mode={agg_mode}",
@@ -160,11 +183,11 @@ def _verl(mode: Mode, agg_mode: str) -> Equivalent:
         "use_kl_loss=False",
     )
     settings = (
-        "algorithm.adv_estimator=grpo",
-        f"algorithm.norm_adv_by_std_in_grpo={mode.scale_rewards == 'group'}",
+        f"algorithm.adv_estimator={estimator}",
+        *((f"algorithm.norm_adv_by_std_in_grpo={scales}",) if scales is not None else ()),
         *(f"actor_rollout_ref.actor.{line}" for line in actor),
     )
-    std = ("its eps beside the deviation is 1e-6, here 1e-4",) if mode.scale_rewards == "group" else ()
+    std = ("its eps beside the deviation is 1e-6, here 1e-4",) if scales else ()
     eps = ("it adds 1e-8 to token counts",) if agg_mode == "seq-mean-token-mean" else ()
     conditions = (*_VERL_CONDITIONS[mode.loss_type], *_VERL_AGG_CONDITIONS.get(agg_mode, ()), *eps, *std)
     return Equivalent(
@@ -178,6 +201,8 @@ _SWIFT_EXTRA = {"cispo": " --epsilon_high 5.0", "sapo": " --tau_pos 1.0 --tau_ne
 
 def _swift(mode: Mode, agg_mode: str) -> Equivalent:
     framework = FRAMEWORKS[2]
+    if mode.advantage not in (*TRL_SCALES, "loo"):
+        return _impossible(framework, f"no advantage {mode.advantage}; nearest: --scale_rewards {mode.scale_rewards}")
     clip = {name: loss_type for name, loss_type in _TRL_CLIP.items() if loss_type != "luspo"}
     loss_type = clip.get(agg_mode) if mode.loss_type in ("grpo", "gspo") else _SWIFT_OWN.get((mode.loss_type, agg_mode))
     if loss_type is None:
@@ -187,7 +212,7 @@ def _swift(mode: Mode, agg_mode: str) -> Equivalent:
     horizon = " --max_completion_length H" if loss_type == "dr_grpo" else ""
     settings = (
         f"--loss_type {loss_type} --importance_sampling_level {level} --scale_rewards {mode.scale_rewards}"
-        f" --beta 0{extra}{horizon}",
+        f" --beta 0{extra}{horizon}{' --advantage_estimator rloo' if mode.advantage == 'loo' else ''}",
     )
     conditions = ["--beta is 0.04 unless set"]
     if loss_type in ("dapo", "cispo"):

@@ -5,7 +5,7 @@ import unicodedata
 from pydantic import BaseModel, ConfigDict
 
 from lossbench.errors import unknown
-from lossbench.loss.advantages import check_scale, parse_advantage
+from lossbench.loss.advantages import PARTS, check_scale, parse_advantage
 from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
 from lossbench.loss.surrogates import SURROGATES, Surrogate
 
@@ -101,6 +101,21 @@ def parse_mode(text: str) -> Mode:
     if not loss_type or not agg_mode or (slash and not advantage):
         raise ValueError(f"mode '{text}' is incomplete; valid: {_FORMS}")
     return make_mode(loss_type.strip(), agg_mode.strip(), advantage.strip() if slash else "group")
+
+
+def catalogue() -> list[Mode]:
+    """The presets, and one mode for every surrogate, aggregation and advantage that no preset has."""
+    found = [parse_mode(name) for name in PRESETS]
+    for name in SURROGATES:
+        if name not in {mode.loss_type for mode in found}:
+            found.append(make_mode(name, found[0].agg_mode))
+    for name, entry in AGGREGATIONS.items():
+        if name not in {mode.aggregation.entry.name for mode in found if mode.loss_type == found[0].loss_type}:
+            found.append(make_mode(found[0].loss_type, f"{name}:0.5" if entry.takes_alpha else name))
+    for name in PARTS:
+        if name not in {part.name for mode in found for part in parse_advantage(mode.advantage).parts}:
+            found.append(make_mode(found[0].loss_type, found[0].agg_mode, name))
+    return found
 
 
 def parse_modes(text: str) -> list[Mode]:

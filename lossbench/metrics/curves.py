@@ -18,7 +18,8 @@ UNITS = {
     "length_mean": "tokens", "length_correct": "tokens", "length_incorrect": "tokens", "length_terminated": "tokens",
     "reward": "reward", "accuracy": "share", "truncated_frac": "share", "zero_std_frac": "share",
     "gap_within_prompt": "tokens", "entropy": "nats per token", "clip_frac": "share", "kl": "nats per token",
-    "grad_norm": "norm",
+    "grad_norm": "norm", "hazard_incorrect": "per token", "hazard_correct": "per token", "push_incorrect": "push",
+    "push_correct": "push", "added_incorrect": "push", "added_correct": "push",
 }  # fmt: skip
 """The quantities that have curves, with their units."""
 

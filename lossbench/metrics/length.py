@@ -5,7 +5,9 @@ resulting `Summary`. *Late* is the last fifth of a run's planned steps, *early* 
 used the completion. All means are pooled over completions (groups, tokens) of the window; NaN if absent.
 """
 
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +15,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from lossbench.loss.modes import PRESETS, Mode, parse_mode
+from lossbench.metrics.push import PUSH_COLUMNS, measured_sql, pushed_sums, separation
 from lossbench.metrics.step_sums import (
     EVAL_COLUMNS,
     LOG_COLUMNS,
@@ -25,6 +29,7 @@ from lossbench.metrics.step_sums import (
     last_of_each_step,
     lengths_sql,
     pooled,
+    pooled_by_block,
     sums_from_step_log,
 )
 from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
@@ -33,7 +38,7 @@ from lossbench.processes import cores
 if TYPE_CHECKING:
     from lossbench.store.read import Sweep
 
-Role = Literal["primary", "evaluation", "guard", "start", "cost"]
+Role = Literal["primary", "evaluation", "guard", "mechanism", "start", "cost"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,24 @@ METRICS: dict[str, Metric] = _metrics(
     ("late_clip_frac", "late clip fraction", "share of tokens with an active clip or cap, late", "share", "guard"),
     ("late_grad_norm", "late gradient norm", "mean gradient norm before clipping, late", "norm", "guard"),
     ("late_kl", "late KL", "mean KL to the reference policy per token, late", "nats", "guard"),
+    ("late_hazard_incorrect", "late hazard of incorrect",
+     "chance that an incorrect completion ends at a free token, late", "per token", "mechanism"),
+    ("late_hazard_correct", "late hazard of correct", "chance that a correct completion ends at a free token, late",
+     "per token", "mechanism"),
+    ("early_hazard_incorrect", "early hazard of incorrect", "the same of incorrect completions, early",
+     "per token", "mechanism"),
+    ("early_hazard_correct", "early hazard of correct", "the same of correct completions, early",
+     "per token", "mechanism"),
+    ("late_push_incorrect", "late push on incorrect",
+     "U: push of the run's mode on the stop logit of incorrect completions, per unit of their weight, late; positive: "
+     "stops sooner", "push", "mechanism"),
+    ("late_push_correct", "late push on correct", "U of correct completions, late", "push", "mechanism"),
+    ("late_added_incorrect", "late added push on incorrect",
+     "V: the same per unit of all weight, so that branches add up, late", "push", "mechanism"),
+    ("late_added_correct", "late added push on correct", "V of correct completions, late", "push", "mechanism"),
+    ("separation", "separation per push",
+     "growth of log(odds of stopping of correct / of incorrect completions) per unit of V correct - V incorrect; null "
+     "where the push is about 0", "per push", "mechanism"),
     ("early_reward", "early reward", "mean reward, early", "reward", "start"),
     ("early_accuracy", "early accuracy", "share of correct completions, early", "share", "start"),
     ("early_length_mean", "early mean length", "mean length, early", "tokens", "start"),
@@ -126,6 +149,7 @@ class RunSummary:
     - sums: its `step_sums`, one row per step
     - lengths: how often each length occurs: columns late (0 early, 1 late), correct (0, 1), length_tokens, rows
     - path: its smoothed trajectory
+    - late_pushes: mode → push quantities of the late window, for its own and every compared mode on the same rows
     """
 
     run_id: str
@@ -133,6 +157,7 @@ class RunSummary:
     sums: Columns
     lengths: Columns
     path: Trajectory
+    late_pushes: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -160,7 +185,9 @@ def run_metrics(sweep: "Sweep", reward_threshold: float | None = None) -> pd.Dat
 def summarise(sweep: "Sweep", reward_threshold: float | None = None) -> Summary:
     """Read a sweep run by run and reduce it; `reward_threshold` replaces the common reward of its completed runs."""
     with ThreadPoolExecutor(min(cores(), _MOST_THREADS)) as pool:
-        parts = list(pool.map(lambda run: reduce_run(sweep, run), records(sweep.runs)))
+        runs = records(sweep.runs)
+        modes = known_modes(run["mode"] for run in runs)
+        parts = list(pool.map(lambda run: reduce_run(sweep, run, modes), runs))
     sweep.problems.sort()  # threads find them in any order
     complete = [part.path for part in parts if part.row["complete"]]
     threshold = common_reward(complete) if reward_threshold is None else reward_threshold
@@ -179,13 +206,32 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
 
 
-def reduce_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
-    """Reduce the tables of one run; `run` is its row of `Sweep.runs`."""
+def known_modes(names: Iterable[Any]) -> list[Mode]:
+    """The modes of `names` that lossbench knows, and the presets: those whose pushes are worked out."""
+    found = {}
+    for name in (*names, *PRESETS):
+        with suppress(ValueError):  # a log of another trainer may name any
+            mode = parse_mode(str(name))
+            found[mode.name] = mode
+    return list(found.values())
+
+
+def reduce_run(sweep: "Sweep", run: dict[str, Any], modes: Sequence[Mode] = ()) -> RunSummary:
+    """Reduce the tables of one run; `run` is its row of `Sweep.runs`, `modes` are those whose pushes are worked out."""
     run_id = str(run["run_id"])
     rollouts = sweep.query(run_id, "rollouts", ROLLOUT_COLUMNS, completions_sql)
     log = last_of_each_step(as_columns(sweep.run_table(run_id, "steps", LOG_COLUMNS)))
     source = "rollouts" if rollouts is not None and len(rollouts) else "steps" if len(log["step"]) else "none"
-    sums = add_step_log(as_columns(rollouts) if source == "rollouts" else sums_from_step_log(log), log)
+    sums, by_mode, apart = sums_from_step_log(log), {}, float("nan")
+    if rollouts is not None and source == "rollouts":
+        rows = sweep.query(run_id, "rollouts", PUSH_COLUMNS, measured_sql)
+        stopped, by_mode = pushed_sums(as_columns(rows), modes, sweep.forced_tokens(run_id))
+        sums = {**as_columns(rollouts), **stopped, **by_mode.get(str(run["mode"]), {})}
+        if str(run["mode"]) in by_mode:
+            rates = {name: _per_step(sums, name) for name in ("hazard_incorrect", "hazard_correct")}
+            apart = separation(rates, sums)
+    made = sums["step"]
+    sums = add_step_log(sums, log)
     planned = _steps_planned(run, sums)
     path = trajectory(sums)
     early = pooled(sums, is_early(sums["step"], planned))
@@ -198,9 +244,20 @@ def reduce_run(sweep: "Sweep", run: dict[str, Any]) -> RunSummary:
         "source": source,
         **_windows(early, late),
         **_whole_run(sums, log, path, late["reward"]),
+        "separation": apart,
         **_last_evaluation(evals),
     }
-    return RunSummary(run_id, row, sums, as_columns(_NO_LENGTHS if lengths is None else lengths), path)
+    late_steps = is_late(made, planned)
+    late_pushes = {name: _pushed(pooled(columns, late_steps)) for name, columns in by_mode.items()}
+    return RunSummary(run_id, row, sums, as_columns(_NO_LENGTHS if lengths is None else lengths), path, late_pushes)
+
+
+def _per_step(sums: Columns, quantity: str) -> np.ndarray:
+    return pooled_by_block(sums, np.arange(len(sums["step"])), len(sums["step"]), quantity)
+
+
+def _pushed(values: dict[str, float]) -> dict[str, float]:
+    return {name: values[name] for name in values if name.startswith(("push_", "added_"))}
 
 
 def _steps_planned(run: dict[str, Any], sums: Columns) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.probe.batches import PAIR_STREAM, ProbeBatch, Sampling, ending_tokens
+from lossbench.sampling.endings import completion_tokens
 
 _TEXT, _IDS = ("prompt", "completion"), ("prompt_ids", "completion_ids")
 _NEEDED = "prompt or prompt_ids; completion or completion_ids; reward; group or prompt_id"
@@ -85,7 +86,7 @@ class RecordedSource:
         return [*ids, self._eos_ids[0]] if ended and not self._ends(ids) else ids
 
     def _cut(self, ids: list[int]) -> list[int]:
-        return ids[: next((i for i, token in enumerate(ids, 1) if token in self._eos_ids), len(ids))]
+        return ids[: completion_tokens(ids, self._eos_ids)]
 
     def _ends(self, ids: list[int]) -> bool:
         return bool(ids) and ids[-1] in self._eos_ids

@@ -51,6 +51,13 @@ FIGURES: dict[str, Entry] = {
             figures_curves.length_by_correctness, per_seed=True,
         ),
         Entry(
+            "stopping", "When completions stop, and the push on it",
+            "Above, the chance that a completion ends at a token that the task leaves free. Below, the push V of the "
+            "mode's weights on the stop logit, per unit of all weight: below 0 it makes completions go on. What comes "
+            "of a push depends on how much of it the other branch's cancels, which only a probe tells.",
+            figures_curves.stopping,
+        ),
+        Entry(
             "reward_length", "Reward and length during training", "", figures_curves.reward_length, per_seed=True,
         ),
         Entry(

@@ -34,6 +34,10 @@ TITLES = {
     "zero_std_frac": "Groups without spread in reward", "entropy": "Entropy of the policy",
     "clip_frac": "Tokens with an active clip", "grad_norm": "Gradient norm before clipping",
     "gap_within_prompt": "Incorrect minus correct length within a prompt",
+    "hazard_incorrect": "Stopping hazard of incorrect completions",
+    "hazard_correct": "Stopping hazard of correct completions",
+    "added_incorrect": "Push on the stop logit of incorrect completions",
+    "added_correct": "Push on the stop logit of correct completions",
 }  # fmt: skip
 
 _FEWEST_FOR_BAND = 3
@@ -66,6 +70,12 @@ def reward_length(data: ReportData) -> Figure | None:
 def length_by_correctness(data: ReportData) -> Figure | None:
     """Length of incorrect and of correct completions against step."""
     return draw_quantities(data.arms, [quantity(data, "length_incorrect"), quantity(data, "length_correct")])
+
+
+def stopping(data: ReportData) -> Figure | None:
+    """Stopping hazard per free token, incorrect and correct, and below them the push of each arm's mode on it."""
+    names = ("hazard_incorrect", "hazard_correct", "added_incorrect", "added_correct")
+    return draw_quantities(data.arms, [without_runs(quantity(data, name)) for name in names])
 
 
 def by_tokens(data: ReportData) -> Figure | None:

@@ -119,7 +119,7 @@ def _differences(data: ReportData, figures: Figures) -> Section:
 
 
 def _during(figures: Figures) -> Section:
-    names = ("length_by_correctness", "reward_length", "trajectory")
+    names = ("length_by_correctness", "stopping", "reward_length", "trajectory")
     return _section("training", "During training", *(figures.get(name) for name in names))
 
 

@@ -81,6 +81,7 @@ def summary_json(data: ReportData) -> dict[str, Any]:
         "verdicts": [verdict.row() for verdict in data.verdicts],
         "arms": [_arm(data, arm.name) for arm in data.arms],
         "metrics": summary_rows(data),
+        "pushes": _pushes(data),
         "pairwise": _pairwise(data, finding.metric),
         "matched": matched,
         "warnings": [
@@ -101,6 +102,19 @@ def _arm(data: ReportData, name: str) -> dict[str, Any]:
         "scale_rewards": arm.scale_rewards, "policy": arm.policy, "reference": arm.reference, "planned": arm.planned,
         "completed": arm.completed,
     }  # fmt: skip
+
+
+def _pushes(data: ReportData) -> list[dict[str, Any]]:
+    """Late pushes on the rows of each arm by its own and every compared mode: means over its completed runs."""
+    rows = []
+    for arm in data.arms:
+        parts = [part for part in data.summary.by_run.values() if part.row["arm"] == arm.name and part.row["complete"]]
+        for mode in dict.fromkeys(name for part in parts for name in part.late_pushes):
+            found = [part.late_pushes[mode] for part in parts if mode in part.late_pushes]
+            means = {name: float(np.mean([values[name] for values in found])) for name in found[0]}
+            if any(map(math.isfinite, means.values())):
+                rows.append({"arm": arm.name, "mode": mode, "own": mode == arm.mode, "runs": len(found), **means})
+    return rows
 
 
 def _pairwise(data: ReportData, metric: str | None) -> list[dict[str, Any]]:

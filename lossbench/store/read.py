@@ -6,6 +6,7 @@ A damaged file is named in `Sweep.problems` and passed over; nothing else is sil
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -197,6 +198,13 @@ class Sweep:
         paths = self._files(run_id, name)
         tables = [table for path in paths if (table := self._read(path, name, columns, rows)) is not None]
         return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
+
+    def forced_tokens(self, run_id: str) -> int:
+        """Tokens that the run's task dictates at the start of a completion, as the run recorded them; else 0."""
+        path = self.run_dir(run_id) / RUN_FILE
+        with suppress(UsageError):  # not begun, or damaged, which `runs` names
+            return int(read_json(path).get("forced_tokens") or 0)
+        return 0
 
     def query(self, run_id: str, name: str, columns: Sequence[str], sql: Callable[[str], str]) -> pa.Table | None:
         """The result of `sql` over table `name` of one run; None where the run has no readable file of that table.

@@ -3,6 +3,7 @@
 from typing import Any
 
 from lossbench.policies.hardware import Placement, placement
+from lossbench.sweep.estimate import cost_line
 from lossbench.sweep.run import Planned
 from lossbench.training.run_spec import Settings
 
@@ -30,9 +31,13 @@ def ways_of_computing(planned: Planned) -> list[str]:
         lora = ",".join(f"{name}={value}" for name, value in (settings.lora or {}).items())
         trained = f"LoRA {lora}" if lora else "all weights trained"
         ways.setdefault(f"{where}, sampler {settings.sampler}, {trained}", []).append(spec.arm)
-    if len(ways) == 1:
-        return list(ways)
-    return [f"{', '.join(dict.fromkeys(arms))}: {way}" for way, arms in ways.items()]
+    said = list(ways)
+    if len(ways) > 1:
+        said = [f"{', '.join(dict.fromkeys(arms))}: {way}" for way, arms in ways.items()]
+    devices = {place.device for spec in planned.mine if (place := _place(planned, spec.settings))}
+    device = "cpu" if devices == {"cpu"} else "cuda"
+    cost = cost_line(planned.mine, planned.options.jobs, device)
+    return [*said, cost or "minutes and memory: known once the model is here"]
 
 
 def _place(planned: Planned, settings: Settings) -> Placement | None:

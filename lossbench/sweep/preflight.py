@@ -103,6 +103,11 @@ def _task(settings: Settings, fetch: bool, say: Say) -> Task | None:
 
 
 def _check_prompts(settings: Settings, task: Task) -> None:
+    for prompt in (*task.train_prompts, *task.eval_prompts):
+        if not prompt.text.strip():
+            raise UsageError(f"task '{settings.task}': prompt {prompt.id} is empty: fix or drop it")
+        if any("\ud800" <= character <= "\udfff" for character in prompt.text):
+            raise UsageError(f"task '{settings.task}': prompt {prompt.id} holds half a surrogate pair: fix or drop it")
     needed, there = settings.prompts_per_generation(), len(task.train_prompts)
     if there < needed:
         raise UsageError(

@@ -15,6 +15,7 @@ from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
 from lossbench.processes import cores
 from lossbench.sweep.duplicates import duplicate_arms
+from lossbench.sweep.estimate import remember_timings
 from lossbench.sweep.executors import Resources, check_executor, kind_of, make_executor
 from lossbench.sweep.folder import (
     JOB_FILE,
@@ -196,6 +197,7 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
             for spec in left:
                 for problem in judging_problems(run_state(folder, spec.run_id)):
                     watch.note(f"{spec.arm} seed {spec.seed}: {problem}")
+            remember_timings(folder, left)
             return outcome(folder, planned.mine)
     except OSError as error:
         raise UsageError(f"the sweep in '{folder}' cannot go on: {error}") from None

@@ -120,12 +120,17 @@ def read_rows(dataset: str, split: str = "train") -> Sequence[tuple[str, Row]]:
         rows = _hub_rows(dataset.removeprefix(HUB), split)
     else:
         path = Path(dataset)
+        if path.is_dir():
+            raise UsageError(f"data set {dataset}: a folder; valid: one file ({', '.join(SUFFIXES)})")
         if not path.is_file():
             raise UsageError(f"data set {dataset}: no such file; a data set on the hub is written {HUB}name")
         if path.suffix not in SUFFIXES:
             raise UsageError(f"data set {dataset}: unknown kind '{path.suffix}'; valid: {', '.join(SUFFIXES)}")
         if path.stat().st_size == 0:
             raise UsageError(f"data set {dataset}: the file is empty")
+        with path.open("rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                raise UsageError(f"data set {dataset}: compressed by gzip: unpack it first (gunzip)")
         rows = list(_file_rows(path))
     if len(rows) < 2:
         raise UsageError(f"data set {dataset}: {len(rows)} rows; it takes two, one to train and one to evaluate")

@@ -244,6 +244,8 @@ def test_the_claim_on_the_probe():
     assert judge_dose(claim, dose([110, 63, 0, -75], p_falling=0.2)).status == "inconclusive"
     assert judge_dose(claim, dose([63, 110, 0, -75])).status == "inconclusive"
     assert judge_dose(claim, dose([110, 63, 63, -75])).status == "inconclusive"  # a step that is flat does not fall
+    shuffled = replace(dose([63, 110, -75, 0]), alphas=(0.5, 0.0, 1.5, 1.0))
+    assert judge_dose(claim, shuffled).status == "supported"  # falls in the order of α, whatever order the file has
     # At α = 1 the weights are the baseline's, so the drift there is 0 by definition and decides nothing.
     assert judge_dose(claim, dose([110, 63, 5, -75], at_one=(4, 6))).status == "supported"
     assert "zero at" not in claim.sentence

@@ -29,8 +29,12 @@ def test_modes_lists_every_preset_with_its_triple() -> None:
     assert set(PRESETS) <= set(by_name)
     assert by_name["dr_grpo"]["triple"] == "grpo@seq-mean-token-sum-norm/none"
     assert by_name["grpo"]["length_exponent"] == 0.0 and by_name["dapo"]["length_exponent"] == 1.0
-    assert "TRL dapo, verl token-mean, ms-swift dapo" in by_name["dapo"]["equals"]
-    assert by_name["grpo@prompt-mean/group"]["equals"] is None
+    assert (
+        "TRL dapo, verl token-mean, ms-swift dapo, OpenRLHF token-mean, SkyRL token_mean, slime"
+        in by_name["dapo"]["equals"]
+    )
+    assert by_name["grpo@prompt-mean/group"]["equals"] == "SkyRL prompt_mean"
+    assert by_name["grpo@delta-l:0.5/group"]["equals"] is None
 
 
 def test_modes_name_gives_settings_to_paste() -> None:
@@ -44,6 +48,57 @@ def test_modes_name_gives_settings_to_paste() -> None:
     ):
         assert words in page
     assert "not possible" in _run("modes", "grpo@prompt-mean").stdout
+
+
+def test_every_mode_of_the_list_has_its_page() -> None:
+    for row in json.loads(_run("modes", "--format", "json").stdout):
+        result = _run("modes", row["mode"])
+        assert result.exit_code == 0 and f"= {row['triple']}" in result.stdout, result
+
+
+def test_settings_for_one_framework_are_code_that_runs(tmp_path: Path) -> None:
+    from trl import GRPOConfig
+
+    place = f'    output_dir="{tmp_path}", use_cpu=True, bf16=False,\n)'
+    for name in ("dr_grpo", "cispo", "vespo", "luspo"):
+        code = _run("modes", name, "--for", "trl", "--cap", "1024").stdout
+        found: dict = {}
+        exec(
+            code.strip().removesuffix(")").replace("GRPOConfig(", "config = GRPOConfig(", 1) + place,
+            {"GRPOConfig": GRPOConfig},
+            found,
+        )
+        assert found["config"].scale_rewards == parse_mode(name).scale_rewards
+    assert "max_completion_length=1024," in _run("modes", "dr_grpo", "--for", "trl", "--cap", "1024").stdout
+    assert "loss_scale_factor=512" in _run("modes", "dr_grpo", "--for", "verl", "--cap", "512").stdout
+    assert "--max_completion_length 64" in _run("modes", "dr_grpo", "--for", "swift", "--cap", "64").stdout
+    assert "max_seq_len=64" in _run("modes", "dr_grpo", "--for", "skyrl", "--cap", "64").stdout
+    assert "exactly" not in _run("modes", "dapo", "--for", "slime").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("modes", "dr_grpo", "--for", "trl"), ("--cap 1024",)),
+        (("modes", "dr_grpo", "--for", "tlr"), ("unknown framework 'tlr'", "'trl'")),
+        (("modes", "--for", "trl"), ("name a mode",)),
+        (("modes", "grpo@prompt-mean", "--for", "trl"), ("no loss_type", "prompt-mean")),
+        (("modes", "dr_grpo", "--for", "trl", "--cap", "0"), ("--cap", "1 or more")),
+        (("weights", "--lengths", "4,2", "--modes", "grpo@balanced"), ("grpo@balanced/group", "--rewards")),
+        (
+            ("weights", "--lengths", "4,2", "--rewards", "1,0", "--prompts", "0,1", "--modes", "grpo@token-mean/loo"),
+            ("others of its prompt", "valid:"),
+        ),
+        (("weights", "--lengths", "300,5", "--modes", "grpo@length-power:-1000"), ("5 to 300", "range of floats")),
+        (
+            ("weights", "--lengths", "3,5", "--rewards", "-1,1", "--modes", "grpo@token-mean/mean-scaled"),
+            ("0 or more",),
+        ),
+    ],
+)
+def test_requests_that_no_mode_can_meet_are_one_line(words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    message = _mistake(*words)
+    assert all(part in message for part in said), message
 
 
 def test_modes_shows_who_gets_the_weight() -> None:

@@ -54,6 +54,11 @@ def test_the_command_says_which_column_became_which_field(tmp_path):
     )
 
 
+def test_a_table_of_unknown_columns_is_refused_with_those_that_may_be_meant(tmp_path):
+    said = refusal(written(tmp_path / "c.csv", "step,my_score,tok_len,foo\n1,0.5,10,1\n"), tmp_path / "out")
+    assert "it has step, my_score, tok_len, foo: --map reward_mean=my_score --map length_mean=tok_len" in said
+
+
 @pytest.mark.parametrize(
     ("text", "reward", "said"),
     [

@@ -4,7 +4,7 @@ import json
 
 import pandas as pd
 import pytest
-from support.logs import lines, read, refusal, words, written
+from support.logs import lines, notes, read, refusal, words, written
 
 from lossbench.store.read import load
 
@@ -149,3 +149,15 @@ def test_the_mode_is_read_from_verls_configuration(tmp_path):
     written(folder / "main.log", "step:1 - critic/rewards/mean:0.5 - response_length/mean:9.0\n")
     result = read(tmp_path / "outputs", tmp_path / "out", mode=None)
     assert [run.split("-s0")[0] for run in result.runs] == ["dr_grpo"]
+
+
+def test_settings_above_a_folder_named_for_a_mode_are_not_its_own(tmp_path):
+    log = "step:1 - critic/rewards/mean:0.5 - response_length/mean:9.0\n"
+    written(tmp_path / "all" / "config.yaml", "loss_type: {value: dapo}\n")
+    for name in ("grpo-s0", "dr_grpo-s0", "nameless"):
+        written(tmp_path / "all" / name / "main.log", log)
+    result = read(tmp_path / "all", tmp_path / "out", mode=None)
+    assert sorted(run.split("-s0")[0] for run in result.runs) == ["dapo", "dr_grpo", "grpo"]
+    written(tmp_path / "all" / "grpo-s0" / "config.yaml", "loss_type: {value: cispo}\n")
+    result = read(tmp_path / "all" / "grpo-s0", tmp_path / "own", mode=None)
+    assert [run.split("-s0")[0] for run in result.runs] == ["cispo"] and "is that of config.yaml" in notes(result)

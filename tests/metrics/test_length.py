@@ -12,7 +12,7 @@ from lossbench.metrics.length import METRICS, is_early, is_late, run_metrics, su
 from lossbench.metrics.step_sums import as_columns, completions_sql, pooled
 from lossbench.metrics.trajectory import Trajectory, common_reward, plateau_step, slope_after, trajectory
 from lossbench.store.read import load
-from lossbench.store.write import as_arrow
+from lossbench.store.write import as_arrow, write_json
 
 
 def one_run(tmp_path, rows, steps_planned=10, status="completed", **tables):
@@ -269,3 +269,59 @@ def test_damaged_files_are_named_in_one_order(tmp_path):
     summary = summarise(load(tmp_path))
     assert [problem.split("/")[-2] for problem in summary.problems] == ["r0", "r1", "r2", "r4", "r5"]
     assert summary.metrics["source"].tolist() == ["none"] * 3 + ["rollouts"] + ["none"] * 2
+
+
+def test_hazards_and_pushes_of_a_run_by_hand(tmp_path):
+    # One group, step 10 of 10, cap 8: wrong answers of 8 (cut) and 2 tokens, right ones of 4 and 5.
+    rows = rollout_rows(10, [8, 2], [4, 5], cap=8)
+    summary = one_run(tmp_path, rows)
+    row = summary.metrics.iloc[0]
+    # Wrong: one ending in 8 + 2 tokens; right: two endings in 4 + 5.
+    assert row["late_hazard_incorrect"] == pytest.approx(1 / 10) and row["late_hazard_correct"] == pytest.approx(2 / 9)
+    # 1/L, |A| equal: wrong -(-.8/8 + .8/2)/(1/8 + 1/2) = -.3/.625 = -.48; V over 1/8 + 1/2 + 1/4 + 1/5 = 1.075.
+    assert row["late_push_incorrect"] == pytest.approx(-0.48)
+    assert row["late_added_incorrect"] == pytest.approx(-0.3 / 1.075)
+    # Right (1/36 - 1/45)/(1/4 + 1/5) = .012346.
+    assert row["late_push_correct"] == pytest.approx((1 / 180) / 0.45)
+    others = summary.by_run["r0"].late_pushes
+    assert others["grpo"]["push_incorrect"] == row["late_push_incorrect"]
+    # Constant weights: -.8 + .8 = 0. Weights by micro-batch are not known.
+    assert others["dr_grpo"]["push_incorrect"] == pytest.approx(0, abs=1e-12)
+    assert np.isnan(others["bnpo"]["push_incorrect"]) and np.isnan(row["early_hazard_correct"])
+
+
+def test_a_window_counts_each_step_once(tmp_path):
+    # Step 9 as above; step 10 has equal rewards: no push, and its hazards count.
+    rows = rollout_rows(9, [8, 2], [4, 5], cap=8) + rollout_rows(10, [5, 5], [], cap=8)
+    row = one_run(tmp_path, rows).metrics.iloc[0]
+    assert row["late_push_incorrect"] == pytest.approx(-0.48)
+    assert row["late_added_incorrect"] == pytest.approx(-0.3 / 1.075)
+    # 1 + 2 endings in 10 + 10 tokens.
+    assert row["late_hazard_incorrect"] == pytest.approx(3 / 20)
+
+
+def test_forced_tokens_and_masked_rows_are_those_that_the_run_recorded(tmp_path):
+    rows = rollout_rows(10, [8, 2], [4, 5], cap=8)
+    rows[0]["token_weight"] = 0.0  # cut, and masked out of the loss
+    write_run(tmp_path, "r0", rows)
+    write_plan(tmp_path, {"r0": {"arm": "grpo", "seed": 0}})
+    write_json(tmp_path / "runs" / "r0" / "run.json", {"status": "completed", "forced_tokens": 2})
+    row = summarise(load(tmp_path)).metrics.iloc[0]
+    # Two forced tokens each: one ending in 6 + 0 free tokens, two in 2 + 3.
+    assert row["late_hazard_incorrect"] == pytest.approx(1 / 6) and row["late_hazard_correct"] == pytest.approx(2 / 5)
+    # The row that is left: e - p L = 1 - 0 with A < 0.
+    assert row["late_push_incorrect"] == pytest.approx(-1)
+
+
+def test_separation_is_growth_per_push(tmp_path):
+    rows = []
+    for step in range(1, 11):
+        rows += rollout_rows(step, [8, 2 + (step > 5)], [4, 5 - (step > 5)], cap=8)
+    row = one_run(tmp_path, rows).metrics.iloc[0]
+    first, last = (np.log(h / (1 - h)) for h in (np.array([2 / 9, 1 / 10]), np.array([2 / 8, 1 / 11])))
+    grown = (last[0] - last[1]) - (first[0] - first[1])
+    assert row["separation"] > 0
+    # Two kinds of step, five of each.
+    pushed = [-0.3 / 1.075, (1 / 180) / 1.075]
+    late_wrong = -(-(8 / 11) / 8 + (1 - 3 / 11) / 3) / (1 / 8 + 1 / 3 + 1 / 4 + 1 / 4)
+    assert row["separation"] == pytest.approx(grown / (5 * (pushed[1] - pushed[0]) + 5 * (0 - late_wrong)))

@@ -119,13 +119,13 @@ def table(file: str) -> DriftTable:
     "file", ["dr_grpo/probe/selfcheck-s0", "dr_grpo/probe/selfcheck-s1", "null_probe/probe/selfcheck-null-s0"]
 )
 def test_intervals_of_twenty_pairs_cover_as_often_as_they_say(file):
-    """4,000 times 20 of the pairs of a committed probe, with replacement: its own figures are the truth."""
+    """2,000 times 20 of the pairs of a committed probe, with replacement: its own figures are the truth."""
     found = table(f"{file}.parquet")
     branches = [branch.slope() for branch in _branches(found.probe, "plain").values()]
     wrong_P, right_P = found.per_pair(SEQ_MEAN, "incorrect", "plain", "row-weight").branches_2P
     rng = np.random.default_rng(1)
     for top, bottom in ((-right_P, wrong_P), (branches[1], branches[0])):
-        truth, drawn = top.mean() / bottom.mean(), rng.integers(0, len(top), (4000, 20))
+        truth, drawn = top.mean() / bottom.mean(), rng.integers(0, len(top), (2000, 20))
         intervals = [fieller(top[rows], bottom[rows]) for rows in drawn]
         covered = np.mean([interval.low <= truth <= interval.high for interval in intervals])
         assert 0.92 <= covered <= 0.98

@@ -109,6 +109,9 @@ def test_summary_holds_finding_verdicts_and_no_nan(made: Report) -> None:
     assert summary["finding"].startswith("grpo's incorrect completions end ")
     assert {verdict["claim"]: verdict["status"] for verdict in summary["verdicts"]}["C9"] == "not tested"
     assert [arm["completed"] for arm in summary["arms"]] == [7, 7, 7]
+    pushed = {(row["arm"], row["mode"]): row for row in summary["pushes"]}
+    assert pushed["grpo", "grpo"]["own"] and not pushed["grpo", "dr_grpo"]["own"]
+    assert pushed["grpo", "grpo"]["push_incorrect"] < -0.2 < pushed["grpo", "dr_grpo"]["push_incorrect"]
     assert {row["basis"] for row in summary["matched"]} == {"step", "tokens", "reward"}
 
 
@@ -323,4 +326,4 @@ def test_logs_of_others_promise_less(sweep: Path, tmp_path: Path) -> None:
     other = constant_sweep(tmp_path / "s", {"grpo": [40, 41], "dr_grpo": [20, 21]})
     write_json(other / "sweep.json", json.loads((other / "sweep.json").read_text()) | {"kind": "ingested"})
     text = render_markdown(documented(gather(load(other)), tmp_path))
-    assert "sampling streams" not in text and "for whoever made them to say" in text
+    assert "sampling streams" not in text and "sampling is for their authors to say" in text

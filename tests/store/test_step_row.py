@@ -1,5 +1,6 @@
 """The row of a step: worked out in memory and by SQL, it is the same."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import duckdb
@@ -7,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lossbench.store.step_row import SAMPLED, equal_rewards, sampling_row, sampling_rows_sql, step_sums_sql
+from lossbench.store.step_row import (
+    SAMPLED,
+    StepStats,
+    equal_rewards,
+    sampling_row,
+    sampling_rows_sql,
+    step_row,
+    step_sums_sql,
+)
 from lossbench.store.write import as_arrow
 
 REWARDS = st.none() | st.sampled_from([0.0, 0.3, 0.1 + 0.2, 1.0, -2.5])
@@ -74,3 +83,14 @@ def test_a_step_in_which_a_length_is_unknown_has_no_token_count():
     row = {"step": 1, "generation": 1, "group": 0, "terminated": True, "reward": 1.0, "correct": True}
     found = by_sql(sampling_rows_sql, [row | {"length_tokens": 4}, row | {"length_tokens": None}])
     assert found[0][-1] is None and found[0][3] == 4
+
+
+def test_training_columns_are_means_per_token():
+    stats = StepStats(
+        step=3, loss=float("nan"), tokens=4, entropy_sum=2.0, clipped_tokens=1.0, kl_sum=6.0, weight_sum=1.0,
+        grad_norm=0.5, lr=1e-4, wall_s=1.0,
+    )  # fmt: skip
+    row = step_row(stats)
+    assert (row["entropy"], row["clip_frac"], row["kl"]) == (2 / 4, 1 / 4, 6 / 4) and row["loss"] is None
+    nothing = step_row(replace(stats, tokens=0, kl_sum=None, clipped_tokens=None))
+    assert (nothing["entropy"], nothing["clip_frac"], nothing["kl"]) == (None, None, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import lossbench
 from lossbench.cli import COMMANDS
+from lossbench.loss.advantages import PARTS
 from lossbench.loss.aggregations import AGGREGATIONS
 from lossbench.loss.equivalents import FRAMEWORKS, equivalents
 from lossbench.loss.modes import PRESETS, make_mode, parse_mode
@@ -97,6 +98,12 @@ def constants() -> str:
     return table(["constant", "of", "default", "meaning"], list(rows.values()))
 
 
+def advantages() -> str:
+    """Formula, source and caveat of every part of an advantage."""
+    rows = [[f"`{name}`", e.axis, f"`{e.formula}`", e.source, e.caveat] for name, e in PARTS.items()]
+    return table(["part", "axis", "formula", "source", "caveat"], rows)
+
+
 def equivalent_names() -> str:
     """The name of each preset and of each aggregation under the clip surrogate, framework by framework."""
     modes = [parse_mode(name) for name in PRESETS]
@@ -126,7 +133,7 @@ def commands() -> str:
 
 
 CODE_BLOCKS = {
-    "commands": commands,
-    "packages": packages, "schema": schema, "presets": presets, "weights": weights, "aggregations": aggregations,
-    "surrogates": surrogates, "constants": constants, "equivalents": equivalent_names, "recipes": recipes,
+    "commands": commands, "packages": packages, "schema": schema, "presets": presets, "weights": weights,
+    "aggregations": aggregations, "surrogates": surrogates, "constants": constants, "advantages": advantages,
+    "equivalents": equivalent_names, "recipes": recipes,
 }  # fmt: skip

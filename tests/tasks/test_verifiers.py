@@ -25,6 +25,7 @@ from lossbench.training.checkpoint import verifier_errors_at
         ("3", "#### -3", False),
         ("29.00", "29", True),
         ("12 - 5 = 7", "7", True),
+        ("0.3333333333333333", "1/3", False),  # equal as floats, not as numbers
         ("so 5-3", "3", True),  # a difference, not minus three
         ("the loss is -$3", "-3", True),
         ("\u22124", "-4", True),
@@ -80,6 +81,7 @@ def test_numeric(completion, answer, correct):
         ("A dog barks. I would say D", "D", True),
         ("Answer: A", "(a)", True),
         ("A or B? B. Not C? B", "B. Paris", True),
+        ("Perhaps C. On second thoughts D", "D", True),  # the last one counts
         ("B", "B. A dog", True),  # the gold's letter opens it
         ("A", "B. A dog", False),
         ("C", "C) A", True),

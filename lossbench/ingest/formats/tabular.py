@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from lossbench.errors import UsageError, one_line
 from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, naming
-from lossbench.ingest.curves import add_logs, metric_columns
+from lossbench.ingest.curves import add_logs, look_alikes, metric_columns
 from lossbench.ingest.fields import ROW_FIELDS, Damage, number, whole
 from lossbench.ingest.reading import FIRST_ROWS, TENSORBOARD, Row, documents, first_fields, is_lines, rows
 
@@ -69,16 +69,12 @@ def _tables(path: Path) -> list[Path]:
 
 def _is_table(file: Path) -> bool:
     """Whether a file among others, such as settings and notes, is a table with steps."""
-    if _is_scalars(file) or file.suffix == ".csv":
+    if file.suffix == ".csv" or _TENSORBOARD_NAME.fullmatch(file.stem):
         return True
     try:
         return bool(first_fields(file).keys() & {*STEP_NAMES})
     except UsageError:
         return False
-
-
-def _is_scalars(file: Path) -> bool:
-    return file.suffix == ".json" and _TENSORBOARD_NAME.fullmatch(file.stem) is not None
 
 
 def read(path: Path, request: Request) -> Iterator[IngestedRun]:
@@ -124,8 +120,10 @@ class _Table:
         """Stage the rows of the table; the runs that they are of. Rows that name no run are counted in `damage`."""
         staging, place = self.request.staging, str(self.file)
         columns = {
-            ours: self.request.every_column(ours, ROW_NAMES.get(ours, ()), self._names(ours, header), place)
+            # A usual column may begin late.
+            ours: self.request.every_column(ours, usual, [*header, *usual], place)
             for ours in ROW_FIELDS
+            for usual in [ROW_NAMES.get(ours, ())]
         }
         columns["step"] = [_step_column(header, self.file, self.request)]
         axes = self._axes(header)
@@ -154,10 +152,6 @@ class _Table:
     def _axes(self, header: list[str]) -> list[str]:
         usual = {"mode": ("mode", "algo", "algorithm", "loss_type"), "seed": ("seed",), "run": ("run", "run_name")}
         return [self.request.column(name, usual[name], header, str(self.file)) or name for name in _AXES]
-
-    def _names(self, ours: str, header: list[str]) -> list[str]:
-        """The header, and the usual names of a field, which may begin late."""
-        return [*header, *ROW_NAMES.get(ours, ())]
 
     def _read_curves(self, damage: Damage) -> None:
         header, tidied = _header(self.file, damage, self.request)
@@ -223,9 +217,8 @@ class _Table:
         columns = metric_columns(header, self.request, str(self.file), strict=True)
         if not columns:
             has = one_line(", ".join(header), 500)
-            raise UsageError(
-                f"{self.file}: no column that lossbench knows; it has {has}: --map reward_mean=COLUMN, ..."
-            )
+            meant = " ".join(look_alikes({}, header)[:4]) or "--map reward_mean=COLUMN, ..."
+            raise UsageError(f"{self.file}: no column that lossbench knows; it has {has}: {meant}")
         metrics = [name for names in columns.values() for name in names]
         found: dict[Key, list[tuple[int, Row]]] = {key: [] for key in runs}
         for line, row, key in keyed:
