@@ -132,12 +132,19 @@ def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
     if fetch:
         _check_detached(planned.options)
-        new = [spec for spec in looked_at if not (run_dir(planned.folder, spec.run_id) / JOB_FILE).exists()]
-        check_executor(planned.options.executor, planned.wanted, len(new))
+        _check_executor(planned, [] if planned.options.skip_duplicates else looked_at)
     contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
     check_contents(planned.folder, contents)
     planned = replace(_without_duplicates(planned, watch), contents=contents)
+    if fetch and planned.options.skip_duplicates:  # only now is it known how many runs there are
+        _check_executor(planned, left_to_do(planned.folder, planned.mine, retry_failed=retry))
     return replace(planned, folder=new_folder(planned.folder)) if fetch and planned.options.fresh else planned
+
+
+def _check_executor(planned: Planned, left: Sequence[RunSpec]) -> None:
+    """Check options and, of the runs that are left, how many have no job yet. Raises UsageError."""
+    new = [spec for spec in left if not (run_dir(planned.folder, spec.run_id) / JOB_FILE).exists()]
+    check_executor(planned.options.executor, planned.wanted, len(new))
 
 
 def _without_duplicates(planned: Planned, watch: Watch) -> Planned:

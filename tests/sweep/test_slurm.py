@@ -138,6 +138,10 @@ def test_more_runs_than_one_array_may_hold_are_refused_before_models_are_looked_
     )
     check_planned(planned, Watch(), fetch=True)  # one has a job already: an array of three
     assert looked == [4]
+    equal = quick_recipe(modes=["grpo", "sapo"], seeds=[0, 1])  # one step a generation: sapo is grpo
+    options = RunOptions(executor="slurm", slurm="time=5", out=tmp_path / "equal", skip_duplicates=True)
+    left = check_planned(plan_recipe(equal, options), Watch(), fetch=True).mine  # four runs, two of them dropped
+    assert [spec.arm for spec in left] == ["grpo", "grpo"]
 
 
 def test_detach_and_shards_are_refused_where_they_mean_nothing(tmp_path, monkeypatch):
