@@ -8,7 +8,7 @@ is at least as extreme as the one observed. Intervals are paired t intervals; ra
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy import optimize
@@ -195,7 +195,8 @@ def detectable_d_z(n: int, power: float = 0.8, alpha: float = 0.05, sides: Liter
     high = 1.0
     while _t_power(high, n, alpha, sides) < power:
         high *= 2
-    return float(optimize.brentq(lambda d_z: _t_power(d_z, n, alpha, sides) - power, 0.0, high, xtol=1e-14))
+    root: Any = optimize.brentq(lambda d_z: _t_power(d_z, n, alpha, sides) - power, 0.0, high, xtol=1e-14)
+    return float(root)
 
 
 def non_inferiority(differences: Sequence[float] | np.ndarray, margin: float) -> float:
@@ -221,9 +222,9 @@ def tost(differences: Sequence[float] | np.ndarray, low: float, high: float) -> 
         return float("nan")
     if values.std(ddof=1) == 0:
         return 0.0 if low < values[0] < high else 1.0
-    above = scipy_stats.ttest_1samp(values, low, alternative="greater").pvalue
-    below = scipy_stats.ttest_1samp(values, high, alternative="less").pvalue
-    return float(max(above, below))
+    above: Any = scipy_stats.ttest_1samp(values, low, alternative="greater")
+    below: Any = scipy_stats.ttest_1samp(values, high, alternative="less")
+    return float(max(above.pvalue, below.pvalue))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -128,7 +128,8 @@ def _balanced(rows: Rows) -> Array:
 
 def _live(rows: Rows) -> Array:
     """1 in groups whose advantages differ, 0 in the others."""
-    ones_N, advantages_N = np.ones_like(rows.lengths_N), rows.signs_N * np.abs(rows.advantages_N)
+    ones_N, signs_N = np.ones_like(rows.lengths_N), rows.signs_N  # refused where there are no advantages
+    advantages_N = signs_N * np.abs(np.asarray(rows.advantages_N))
     mean_N = rows.per_group(advantages_N) / rows.per_group(ones_N)
     apart_N = np.abs(advantages_N - mean_N) > 1e-9 * np.abs(advantages_N)
     return (rows.per_group(apart_N * 1.0) > 0) * 1.0

@@ -85,13 +85,14 @@ class Window:
 
     def add_segment(self, layout: Layout, first: int, last: int) -> Array:
         """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
-        lengths_RCB, groups_RCB, rows_RCB, advantages_RCB = (
-            None if values_RCB is None else np.asarray(values_RCB)[:, first:last]
-            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB, layout.advantages_RCB)
+        lengths_RCB, groups_RCB, rows_RCB = (
+            np.asarray(values_RCB)[:, first:last]
+            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB)
         )
         ranks, count, size = lengths_RCB.shape
         micro_N = np.arange(ranks * count).repeat(size)
-        advantages_N = None if advantages_RCB is None else advantages_RCB.ravel()
+        advantages_RCB = layout.advantages_RCB
+        advantages_N = None if advantages_RCB is None else np.asarray(advantages_RCB)[:, first:last].ravel()
         terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N, advantages_N)
         self.terms_of_row.update(zip(rows_RCB.ravel().tolist(), terms_N.tolist(), strict=True))
         return terms_N.reshape(ranks, count, size)

@@ -1,5 +1,6 @@
 """A sweep's folder: its plan on disk, what is done in it, and who holds it."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -257,4 +258,11 @@ def mark(folder: Path, run_id: str, status: str, reason: str | None, spec: RunSp
     state: Mapping[str, Any] = {"spec": spec.model_dump(mode="json"), "steps_planned": spec.settings.steps}
     with suppress(UsageError):
         state = read_json(path / RUN_FILE)
-    write_json(path / RUN_FILE, {**state, "status": status, "reason": reason or state.get("reason")})
+    state = {**state, "status": status, "reason": reason or state.get("reason")}
+    try:
+        write_json(path / RUN_FILE, state)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or (path / RUN_FILE).is_symlink():
+            raise
+        # A full disk has no room for a second copy, but it has that of the first.
+        (path / RUN_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """The process of one run, as an executor starts it: nothing heavy is imported before it has to be."""
 
+import errno
 import os
 import signal
 import sys
@@ -46,7 +47,8 @@ def work(
     try:
         (execute or execute_run)(RunSpec.model_validate_json(spec_json), Path(run_dir), on_step)
     except Exception as error:
-        # On a full disk the log takes nothing more, and the pipe is the only way to tell.
         pipe.send(describe(error))
-        traceback.print_exc()
+        # What room is left on a full disk is for the run's state.
+        if not (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+            traceback.print_exc()
         sys.exit(1)
