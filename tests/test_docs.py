@@ -108,22 +108,26 @@ def _output(words, folder, environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_task_of_your_own_is_shown_with_its_rewards(your_own):
     shown = your_own["tasks mytask.py:Parity --show 2"]
     assert "Is 0 even?" in shown and "Is 1 even?" in shown
 
 
+@pytest.mark.slow
 def test_an_aggregation_of_your_own_weighs_rows(your_own):
     name, _, weights = your_own["aggregation.py"].partition(" ")
     assert name == "grpo@root-length/none"
     assert eval(weights) == pytest.approx([2 / 3, 1 / 3])
 
 
+@pytest.mark.slow
 def test_a_claim_of_your_own_is_judged(your_own):
     # late correct length of the committed runs: dr_grpo 18.14 - grpo 7.154 = 10.99, interval [9.29, 12.68]
     assert your_own["claim.py"].strip() == "supported 11.0 tokens [9.3, 12.7]"
 
 
+@pytest.mark.slow
 def test_a_sweep_from_python_trains_both_modes(your_own):
     line, _, table = your_own["sweep.py"].partition("\n")
     assert line == "<Sweep 'parity': grpo, grpo@prompt-mean/group; 2 of 2 runs completed>"
@@ -132,23 +136,28 @@ def test_a_sweep_from_python_trains_both_modes(your_own):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_script_that_is_watched_can_be_diagnosed(your_own):
     assert "dapo" in your_own["diagnose watched"]
 
 
+@pytest.mark.slow
 def test_a_loss_function_is_identified(your_own):
     assert your_own["identify my_loss.py:loss"].startswith("seq-mean-token-mean")
 
 
+@pytest.mark.slow
 def test_a_script_trains_under_any_mode(your_own):
     assert your_own["mode_train.py"].splitlines()[-1] == "grpo@prompt-mean/none 2"
 
 
+@pytest.mark.slow
 def test_a_log_format_of_your_own_is_read(your_own):
     row = your_own["runs ingested"].splitlines()[-1]
     assert "grpo" in row and "44.5" in row
 
 
+@pytest.mark.slow
 def test_a_surrogate_of_your_own_has_its_constant(your_own):
     # ratios 2 and 1, squared, times an advantage of 1, with the sign turned
     assert eval(your_own["surrogate.py"]) == [pytest.approx([-4.0, -1.0])]

@@ -114,6 +114,7 @@ def test_a_resumed_sweep_neither_deletes_nor_appends_through_links(linked, place
     assert code == 2 and "is a link" in said
 
 
+@pytest.mark.slow
 def test_control_codes_in_names_reasons_and_texts(place, monkeypatch, capfd):
     folder = small_sweep(place)
     spec = spec_of(place)

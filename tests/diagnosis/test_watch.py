@@ -1,8 +1,6 @@
 """`lossbench.watch` around reward functions: by hand, and inside TRL's own trainer."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,15 +123,13 @@ def test_the_folder_is_a_sweep_while_it_grows_and_after(tmp_path: Path) -> None:
     assert list(sweep.evals["step"]) == [1] * 4
 
 
-def test_a_run_that_goes_on_drops_what_it_makes_again(tmp_path: Path) -> None:
-    # In a process of its own: the first run's lock is gone with it.
-    script = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from test_watch import *
-watched = watch(rewards, CONFIG, save={str(tmp_path / "mine")!r})
-for step in range(3): call(watched, step, Logged())
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+def test_a_run_that_goes_on_drops_what_it_makes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], None]] = []
+    monkeypatch.setattr("lossbench.diagnosis.watch.atexit.register", at_exit.append)
+    first = watch(rewards, CONFIG, save=tmp_path / "mine")
+    for step in range(3):
+        call(first, step, Logged())
+    at_exit[0]()  # the first process ends, and its lock with it
     call(watch(rewards, CONFIG, save=tmp_path / "mine"), 1, Logged())
     assert list(lossbench.load(tmp_path / "mine").rollouts["step"].unique()) == [1, 2]
 

@@ -122,6 +122,7 @@ def test_the_same_command_again_changes_nothing(folder):
     assert digests(folder) == before
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_the_number_of_jobs(folder, tmp_path):
     result = run(*sweep_command(tmp_path / "again", "--jobs", "1"))
     assert result.returncode == 0, result.stderr

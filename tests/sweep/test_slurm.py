@@ -172,6 +172,7 @@ def test_runs_are_jobs_of_their_own_and_end_as_their_folders_say(tmp_path, runs_
     assert run_state(tmp_path, runs[0].run_id)["status"] == "completed" and len(again.submitted[0]) == 2
 
 
+@pytest.mark.slow
 def test_a_real_run_in_a_process_that_submitit_starts(tmp_path):
     runs = planned(tmp_path, quick_recipe(modes=["grpo"], steps=2))
     watcher = Watcher()
