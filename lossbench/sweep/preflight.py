@@ -65,12 +65,12 @@ def _check_extras(settings: Settings) -> None:
     if settings.lora is not None:
         from lossbench.policies.adapters import refuse_bad_lora
 
-        refuse_bad_lora(settings.lora)
         if settings.lora.get("dropout") and settings.disable_dropout:
             raise UsageError(
                 f"LoRA option dropout={settings.lora['dropout']} is switched off: leave it out, or "
                 "--set disable_dropout=false"
             )
+        refuse_bad_lora(settings.lora)
 
 
 def _check_mode(spec: RunSpec) -> None:
