@@ -39,7 +39,8 @@ def _rank(root: str, out: str, modes: str, rows: str) -> None:
             step = train(root, mode=mode, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size)
             if rank == 0:
                 torch.save(step.gradients[0], Path(out) / f"{number}-{size}.pt")
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    os._exit(0)  # destructors of trainers may wait for the group of a process that is gone
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ class SlurmTask:
         timed_out = time.monotonic() - self._began > 60 * self.limit_min - 2 * SIGNAL_BEFORE_S
         if timed_out and self._step(RunSpec.model_validate_json(self.spec)) == self._step_before:
             return None
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the requeue sends one to a process that is leaving already
         return DelayedSubmission(self)
 
 
