@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pandas as pd
 from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.confounders import Confounder, Run, confounders
 from lossbench.diagnosis.trend import SHARE, Change, change
+from lossbench.diagnosis.watch_metrics import COMPARED, compared_modes
 from lossbench.errors import UsageError, one_line
 from lossbench.loss.equivalents import equivalents
 from lossbench.loss.modes import Mode, parse_mode
@@ -21,8 +22,6 @@ from lossbench.store.read import RUN_FILE, Sweep, read_json
 from lossbench.store.step_row import sampling_rows_sql
 from lossbench.tasks import TASKS
 
-COMPARED = ("grpo", "dapo", "dr_grpo")
-"""Modes whose push on the same rows stands beside the run's own."""
 PUSHED = 0.1
 """A push on the stop logit smaller than this is about none; 1/L weights give half a unit and more."""
 DOMINANT = 6.0
@@ -111,14 +110,20 @@ def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
     steps = _steps(sweep, run_id)
     if steps.empty:
         return None
-    series = steps.to_dict("records")
-    headline, wrong, right = what_happened(series)
     run = Run(steps, _late_right(sweep, run_id, steps), sweep.spec.get("recipe", {}).get("max_grad_norm"))
+    mode = str(sweep.spec["runs"][run_id].get("mode"))
+    found = _diagnosis(run_id, mode, run, *_pushes(sweep, run_id))
+    return replace(found, missing=tuple(_missing(found)))
+
+
+def _diagnosis(
+    run_id: str, mode: str, run: Run, own: Push | None, others: tuple[Push, ...], apart: float | None
+) -> Diagnosis:
+    headline, wrong, right = what_happened(run.steps.to_dict("records"))
     length, reward = change(run.values("length_mean")), change(run.values("reward_mean"))
-    own, others, apart = _pushes(sweep, run_id)
+    found = tuple(confounders(run))
     return Diagnosis(
-        run_id, str(sweep.spec["runs"][run_id].get("mode")), len(steps), headline, wrong, right, length, reward,
-        own, others, apart, tuple(confounders(run)), tuple(_missing(wrong, right, length, reward, own)),
+        run_id, mode, len(run.steps), headline, wrong, right, length, reward, own, others, apart, found
     )  # fmt: skip
 
 
@@ -133,19 +138,14 @@ def _steps(sweep: Sweep, run_id: str) -> pd.DataFrame:
 
 def from_series(series: Sequence[Mapping[str, Any]], mode: str) -> Diagnosis:
     """The diagnosis of a run from its step rows in memory, with `push_incorrect/MODE` and `push_correct/MODE`."""
-    headline, wrong, right = what_happened(series)
     run = Run(pd.DataFrame(series))
     found = [
         Push(name, run.late(f"push_incorrect/{name}"), run.late(f"push_correct/{name}"))
         for name in dict.fromkeys((mode, *COMPARED))
     ]
-    found = [push for push in found if not np.isnan(push.wrong)]
-    own = next((push for push in found if push.mode == mode), None)
-    return Diagnosis(
-        "this run", mode, len(series), headline, wrong, right, change(run.values("length_mean")),
-        change(run.values("reward_mean")), own, tuple(push for push in found if push != own), None,
-        tuple(confounders(run)),
-    )  # fmt: skip
+    known = [push for push in found if not np.isnan(push.wrong)]
+    own = next((push for push in known if push.mode == mode), None)
+    return _diagnosis("this run", mode, run, own, tuple(push for push in known if push != own), None)
 
 
 def _late_right(sweep: Sweep, run_id: str, steps: Any) -> Any:
@@ -166,8 +166,7 @@ def _pushes(sweep: Sweep, run_id: str) -> tuple[Push | None, tuple[Push, ...], f
     if not len(rows["step"]) or any(np.isnan(rows[name]).all() for name in _ROWS):
         return None, (), None
     own = _mode(sweep.spec["runs"][run_id].get("mode"))
-    others = [parse_mode(name) for name in COMPARED]
-    modes = [*([own] if own else []), *(mode for mode in others if mode != own)]
+    modes = compared_modes(own)
     forced = _forced_tokens(sweep, run_id)
     pushed = pushes(rows, modes, forced)
     late = {name: _late(columns) for name, columns in pushed.items()}
@@ -201,15 +200,14 @@ def _late(columns: dict[str, np.ndarray]) -> tuple[float, float]:
     return wrong, right
 
 
-def _missing(*parts: Any) -> Iterator[str]:
-    wrong, right, length, reward, own = parts
-    if wrong is None and right is None and length is not None:
+def _missing(found: Diagnosis) -> Iterator[str]:
+    if found.wrong is None and found.right is None and found.length is not None:
         yield "lengths of wrong and right answers apart: log completions with rewards (TRL: log_completions=True)"
-    if length is None and wrong is None:
+    if found.length is None and found.wrong is None:
         yield "lengths in tokens"
-    if reward is None:
+    if found.reward is None:
         yield "rewards"
-    if own is None:
+    if found.own_push is None:
         yield "pushes: completions with lengths, endings, rewards and groups"
 
 

@@ -52,13 +52,13 @@ def length_metrics(
     if group_size is not None:
         sizes = np.bincount(table["group"].astype(int))[table["group"].astype(int)]
         whole = {name: values[sizes == group_size] for name, values in table.items()}
-        for name, pushed in pushes(whole, _compared(mode)).items() if len(whole["step"]) else ():
+        for name, pushed in pushes(whole, compared_modes(mode)).items() if len(whole["step"]) else ():
             found |= {f"{key}/{name}": _first(pushed[key]) for key in ("push_incorrect", "push_correct")}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def _compared(mode: Mode | None) -> list[Mode]:
-    """The run's own mode, and what others would have pushed on the same rows."""
+def compared_modes(mode: Mode | None) -> list[Mode]:
+    """The run's own mode where it is known, and what others would have pushed on the same rows."""
     others = [parse_mode(name) for name in COMPARED]
     return [*([mode] if mode is not None else []), *(other for other in others if other != mode)]
 
