@@ -39,6 +39,7 @@ SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1,sched
 ReturnToService=2
 SlurmdTimeout=10
 KillWait=2
+UnkillableStepTimeout=300
 NodeName={host} NodeAddr=127.0.0.1 CPUs={slots} State=UNKNOWN
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
@@ -66,8 +67,8 @@ class OneNodeSlurm:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("state", "spool"):
             (folder / name).mkdir()
-        host = socket.gethostname().partition(".")[0]
-        self.config.write_text(CONFIG.format(folder=folder, host=host, ports=_free_ports(2), slots=slots))
+        self.host = socket.gethostname().partition(".")[0]
+        self.config.write_text(CONFIG.format(folder=folder, host=self.host, ports=_free_ports(2), slots=slots))
         key = folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -85,9 +86,25 @@ class OneNodeSlurm:
         self.start_node()
 
     def start_node(self) -> None:
-        """Start slurmd and wait until it is known to the controller."""
+        """Start slurmd and wait until the controller gives it jobs."""
         self._daemon("slurmd", "-D")
-        wait_until(lambda: self.say("sinfo", "--noheader", "--format=%T") in ("idle", "mixed", "allocated"), 60)
+        wait_until(
+            self._takes_jobs, 180, lambda: f"{self._node_state()}\n{self._log('slurmd')}\n{self._log('slurmctld')}"
+        )
+
+    def _takes_jobs(self) -> bool:
+        if self._daemons["slurmd"].poll() is not None:  # its port may still have been taken
+            self._daemon("slurmd", "-D")
+        state = self._node_state()
+        if state.startswith(("down", "drain")):  # a job whose processes vanished with the node drains it
+            self.run("scontrol", "update", f"NodeName={self.host}", "State=RESUME")
+        return state in ("idle", "mixed", "allocated", "completing")
+
+    def _node_state(self) -> str:
+        return self.say("sinfo", "--noheader", "--format=%T")
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")[-2000:]
 
     def kill_node(self) -> None:
         """Kill slurmd and, as on a machine that loses its power, all that its jobs have started."""
@@ -160,11 +177,11 @@ def _descendants_named(name: str) -> list[int]:
     return sorted(found)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Fail where the condition does not come true in time."""
+def wait_until(condition: Callable[[], bool], seconds: float, seen: Callable[[], str] = str) -> None:
+    """Fail, with what was `seen` instead, where the condition does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, f"it did not come to that within {seconds} s: {seen()}"
         time.sleep(0.1)
 
 
