@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from lossbench.claims.policies import PolicyPoint, judge_policies
 from lossbench.claims.registry import ALPHA, NULL_ARMS, NULL_POLICY, REWARD_MOVED, Claim, Contrast
 from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
 from lossbench.metrics.compare import arm_values, pair_label
@@ -28,16 +29,23 @@ EQUIVALENCE_CONFIDENCE = 1 - 2 * ALPHA
 """The interval that two one-sided tests at `ALPHA` look at."""
 
 
-def judge_all(claims: Sequence[Claim], metrics: pd.DataFrame, dose: DoseResponse | None = None) -> list[Verdict]:
+def judge_all(
+    claims: Sequence[Claim],
+    metrics: pd.DataFrame,
+    dose: DoseResponse | None = None,
+    points: Sequence[PolicyPoint] = (),
+) -> list[Verdict]:
     """Judge each claim; Holm runs over the primary ones among `claims`, tested or not."""
-    drafts = [_draft(claim, metrics, dose) for claim in claims]
+    drafts = [_draft(claim, metrics, dose, points) for claim in claims]
     adjusted = holm({draft.claim.id: draft.p for draft in drafts if draft.claim.primary})
     return [_decide(draft, adjusted.get(draft.claim.id), len(adjusted)) for draft in drafts]
 
 
-def judge(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None = None) -> Verdict:
+def judge(
+    claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None = None, points: Sequence[PolicyPoint] = ()
+) -> Verdict:  # fmt: skip
     """Judge one claim by itself, as if it had been the only one stated."""
-    return judge_all([claim], metrics, dose)[0]
+    return judge_all([claim], metrics, dose, points)[0]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,9 @@ class _Draft:
     failed_exact: str = ""
 
 
-def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _Draft:
+def _draft(
+    claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None, points: Sequence[PolicyPoint]
+) -> _Draft:  # fmt: skip
     exact = _exact_checks(claim)
     notes = tuple(check.detail for check in exact)
     failed = "; ".join(check.detail for check in exact if not check.holds)
@@ -62,6 +72,9 @@ def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None) -> _D
         return _Draft(claim, Verdict(claim, "supported", "holds exactly, by computation", notes=notes))
     if claim.kind == "dose-response":
         return _Draft(claim, judge_dose(claim, dose))
+    if claim.kind in ("rank", "sign"):
+        numbers, p, against = judge_policies(claim, points)
+        return _Draft(claim, numbers if numbers.status == "not tested" else None, numbers, p, against)
     data = _Data.of(claim, metrics)
     untestable = data.untestable()
     if untestable is not None:
@@ -264,7 +277,7 @@ def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
     p = draft.p if p_holm is None else p_holm
     verdict = replace(verdict, p=draft.p, p_holm=float("nan") if p_holm is None else p_holm)
     name = "p" if p_holm is None or family == 1 else f"p after Holm over {family}"
-    if p <= ALPHA:
+    if p <= ALPHA and not draft.against:
         return replace(verdict, status="supported", reason=f"{name} = {p:.3g}")
     if draft.against:
         remedy = "" if verdict.n >= 5 else "more seeds: an interval of few runs is easily misled"
@@ -281,6 +294,8 @@ def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
 
 def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) -> tuple[str, str]:
     needed = seeds_needed(ALPHA / family)
+    if draft.claim.kind in ("rank", "sign"):
+        return f"{found} over {verdict.n} policies", "more policies, or more pairs of the probe"
     sign_test = draft.claim.kind != "ratio-equivalent"
     if sign_test and smallest_p(verdict.n, "greater") > ALPHA / family:
         smallest = smallest_p(verdict.n, "greater")

@@ -1,11 +1,12 @@
 """A sweep's probes as evidence for its report: the files about its policies, and their findings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lossbench.claims import verdict
 from lossbench.claims.dose_claim import dose_claim
+from lossbench.claims.policies import PolicyPoint, policy_points
 from lossbench.errors import UsageError
 from lossbench.metrics.length import records
 from lossbench.probe.dose_response import DoseResponse, LengthFacts, Mechanism, dose_response, length_facts, mechanism
@@ -61,8 +62,8 @@ class FrozenProbe:
 class ProbeSection:
     """The frozen probe, None if absent; `trained` from probes along the runs, with `agreement` over runs.
 
-    `left_out` names files of the sweep's `probe/` folder that are about other policies, `problems` those that could
-    not be read.
+    `points` set each probed policy's training beside its probe. `left_out` names files of the sweep's `probe/` folder
+    that are about other policies, `problems` those that could not be read.
     """
 
     frozen: FrozenProbe | None
@@ -70,6 +71,7 @@ class ProbeSection:
     agreement: Agreement | None
     left_out: list[str]
     problems: list[str]
+    points: list[PolicyPoint] = field(default_factory=list)
 
 
 def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
@@ -95,7 +97,8 @@ def probe_section(sweep: Sweep, metrics: "pd.DataFrame") -> ProbeSection | None:
         totals = run_totals(trained).values()
         agreement = rank_agreement([p for p, _ in totals], [r for _, r in totals])
     frozen = _frozen(starting, sweep, metrics) if starting else None
-    return ProbeSection(frozen, trained, agreement, left_out, problems)
+    points = policy_points(sweep, metrics, starting)
+    return ProbeSection(frozen, trained, agreement, left_out, problems, points)
 
 
 def _kept_probes(sweep: Sweep) -> tuple[list[tuple[str, Projections]], list[str]]:

@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 from lossbench.errors import UsageError, unknown
 
-Kind = Literal["greater", "non-inferior", "ratio-equivalent", "dominates", "exact", "dose-response"]
+Kind = Literal[
+    "greater", "non-inferior", "ratio-equivalent", "dominates", "exact", "dose-response", "rank", "sign"
+]  # fmt: skip
 """How a claim is tested, on one value per seed:
 
 - greater: the contrast is > 0. Contradicted if its 95 % interval lies below 0.
@@ -25,6 +27,10 @@ Kind = Literal["greater", "non-inferior", "ratio-equivalent", "dominates", "exac
   interval below 0, at 95 % for all of them together.
 - exact: equalities of the weights, computed; any deviation contradicts.
 - dose-response: the probe's drift falls with α.
+- rank, sign: one value per policy, beside the probe of the same policy. The contrast ranks with the share of the first
+  mode's push that is not cancelled (the bootstrap interval of Spearman's correlation lies above 0; contradicted if
+  below), or has the sign of its drift where that is settled (exact binomial test over at least `FEWEST_SIGNS` policies;
+  contradicted if the 95 % interval of the share of equal signs lies below one half).
 """
 
 Contrast = Mapping[str, float]
@@ -32,6 +38,9 @@ Contrast = Mapping[str, float]
 
 ALPHA = 0.05
 """Level of every claim; primary claims share it through Holm."""
+
+FEWEST_SIGNS = 6
+"""Policies with a settled drift that a claim about its sign needs."""
 
 REWARD_MOVED = 0.02
 """Smallest change of mean reward, early to late, that counts as learning."""
@@ -66,6 +75,11 @@ class Claim:
         return "primary" if self.primary else "exact" if self.kind == "exact" else "exploratory"
 
     @property
+    def needs_probe(self) -> bool:
+        """Whether its evidence is a probe of the policies that the runs start from."""
+        return self.kind in ("dose-response", "rank", "sign")
+
+    @property
     def source_figure(self) -> str:
         """The source's figure; numbers that stand in a plot only are marked as read off it."""
         in_a_plot = "Fig." in self.source and any(char.isdigit() for char in self.paper_figure)
@@ -82,7 +96,8 @@ class Claim:
 
 GRPO, DR_GRPO, TOKEN_MEAN = "grpo", "dr_grpo", "dapo"
 LENGTH_ONLY = "grpo@seq-mean-token-mean/none"
-STD_ONLY = "grpo@seq-mean-token-sum-norm/group"
+SUM_NORM = "grpo@seq-mean-token-sum-norm"
+STD_ONLY = f"{SUM_NORM}/group"
 NULL_POLICY = "selfcheck-null"
 NULL_ARMS = GRPO_NULL, DR_GRPO_NULL = f"{GRPO}[{NULL_POLICY}]", f"{DR_GRPO}[{NULL_POLICY}]"
 
@@ -169,6 +184,37 @@ _ALL = (
         "and token-mean do.",
         "lossbench, from the on-policy identity of the surrogates' gradients", "none",
         "dominates", "late_length_incorrect", _AGGREGATION_EFFECT, _SURROGATE_EFFECTS,
+    ),
+    Claim(
+        "C12", "Over policies, the growth of incorrect length under GRPO beyond Dr. GRPO's rises with 1 - ρ, the share "
+        "of its push that the probe finds not cancelled.",
+        "lossbench, from the law of push and cancelled share", "none",
+        "rank", "late_length_incorrect", {GRPO: 1, DR_GRPO: -1}, primary=True,
+        note="Stated after a pilot of twelve policies that share draws, before these runs.",
+    ),
+    Claim(
+        "C14", "Where the probe of a policy settles the sign of GRPO's drift, incorrect length under GRPO, compared "
+        "with Dr. GRPO's, changes to that side.",
+        "lossbench, from the law of push and cancelled share", "none",
+        "sign", "late_length_incorrect", {GRPO: 1, DR_GRPO: -1},
+    ),
+    Claim(
+        "C16", "The length-weighted baseline gives constant weights a length bias: incorrect completions end up longer "
+        "than Dr. GRPO's.",
+        "lossbench; the baseline is OPO's, arXiv 2505.23585", "none",
+        "greater", "late_length_incorrect", {f"{SUM_NORM}/length-weighted": 1, DR_GRPO: -1}, primary=True,
+        note="To first order as much as prompt-mean weights.",
+    ),
+    Claim(
+        "C16-loo", "Its leave-one-out form does not: incorrect completions within a factor of 1.2 of Dr. GRPO's.",
+        "lossbench, from the length-bias algebra", "none",
+        "ratio-equivalent", "late_length_incorrect", {f"{SUM_NORM}/length-weighted-loo": 1, DR_GRPO: -1}, margin=1.2,
+    ),
+    Claim(
+        "C18", "Balanced aggregation is not cancelled where completions carry no information on being wrong: from the "
+        "null policy, incorrect completions end up shorter than Dr. GRPO's while right answers are the smaller set.",
+        "lossbench, from the length-bias algebra", "none",
+        "greater", "late_length_incorrect", {DR_GRPO_NULL: 1, f"grpo@balanced/none[{NULL_POLICY}]": -1}, primary=True,
     ),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
     from lossbench.claims.verdict import Verdict
+    from lossbench.training.run_spec import RunSpec
 
 COLUMNS = ["claim", "verdict", "paper", "ours", "p_holm", "n", "per_policy", "sentence"]
 _SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
@@ -39,6 +40,7 @@ def reproduce(
     Example: lossbench reproduce dr-grpo --smoke
     """
     from lossbench.api import plan_sweep
+    from lossbench.claims.registry import select
     from lossbench.cli.sweep import make_runs
     from lossbench.sweep.recipe import recipe_path
 
@@ -52,24 +54,32 @@ def reproduce(
     if smoke:
         talk("a smoke run: two seeds of 30 steps cannot decide any claim about training")
     folder = make_runs(planned, quiet)
-    if probe and "C9" in planned.recipe.claims:
-        _probe(folder, planned.recipe.policy_seeds, smoke, quiet)
+    if probe and any(claim.needs_probe for claim in select(planned.recipe.claims)):
+        _probe(folder, planned.runs, planned.recipe.policy, smoke, quiet)
     _judge(folder, str(format), quiet)
 
 
-def _probe(folder: Path, policy_seeds: Sequence[int], smoke: bool, quiet: bool) -> None:
-    """Probe the frozen policy of every warm start into the sweep's folder, once."""
+def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, quiet: bool) -> None:
+    """Probe each policy that runs start from into the sweep's folder, once; those of arms with a policy of their own
+    aside."""  # fmt: skip
+    from lossbench.cli._probe import label
     from lossbench.probe.jobs import ProbeJob
     from lossbench.probe.measure import is_complete, measure, probe_path
     from lossbench.probe.prober import ProbeSettings
 
-    for policy_seed in policy_seeds:
-        job = ProbeJob(policy_seed=policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40))
-        path = probe_path(folder, job)
+    jobs = {}
+    for run in (run for run in runs if run.policy == policy):
+        params = run.settings.policy_params
+        job = ProbeJob(
+            policy, run.policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40), label=label(policy, params),
+            load_options={"policy_params": params} if params else {},
+        )  # fmt: skip
+        jobs.setdefault(probe_path(folder, job), job)
+    for path, job in jobs.items():
         if not is_complete(path):
             measure([job], path)
             if not quiet:
-                talk(f"probed warm start {policy_seed}: {path}")
+                talk(f"probed warm start {job.policy_seed}: {path}")
 
 
 def _judge(folder: Path, format: str, quiet: bool) -> None:

@@ -122,7 +122,8 @@ class ReportData:
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the claims that the plan states, in its order."""
         dose = self.probe.frozen.claim if self.probe and self.probe.frozen else None
-        return tuple(judge_all(stated(self.spec)[0], self.summary.metrics, dose))
+        points = self.probe.points if self.probe else ()
+        return tuple(judge_all(stated(self.spec)[0], self.summary.metrics, dose, points))
 
     @property
     def claims_change(self) -> str:
