@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError, one_line
-from lossbench.loss.aggregations import AGGREGATIONS
-from lossbench.loss.modes import PRESETS, make_mode
-from lossbench.loss.surrogates import SURROGATES
+from lossbench.loss.advantages import TRL_SCALES
+from lossbench.loss.equivalents import loss_of_trl, loss_of_verl
+from lossbench.loss.modes import make_mode
 
 CONFIGS = (".hydra/config.yaml", "args.json", "config.yaml", "grpo_config.json", "training_args.json")
 """Files beside a run's log, best first: verl's, ms-swift's, W&B's, a GRPOConfig as JSON. Pickles are not read."""
@@ -36,27 +36,20 @@ def mode_of_config(config: Mapping[str, Any]) -> str | None:
     """
     if "actor_rollout_ref" in config:
         return _mode_of_verl(config)
-    preset = PRESETS.get(str(config.get("loss_type")))
-    if preset is None or config.get("advantage_estimator", "grpo") != "grpo":
+    loss = loss_of_trl(str(config.get("loss_type")), config.get("importance_sampling_level") or "token")
+    if loss is None or config.get("advantage_estimator", "grpo") != "grpo":
         return None
-    surrogate, aggregation, _ = preset
-    if surrogate == "gspo":  # luspo and gspo are sequence-level by importance_sampling_level
-        surrogate = "grpo"
-    if surrogate == "grpo" and config.get("importance_sampling_level") in ("sequence", "sequence_token"):
-        surrogate = "gspo"
     scale = config.get("scale_rewards", "group")
     scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale
-    return make_mode(surrogate, aggregation, scale).name if scale in ("group", "batch", "none") else None
+    return make_mode(*loss, scale).name if scale in TRL_SCALES else None
 
 
 def _mode_of_verl(config: Mapping[str, Any]) -> str | None:
     algorithm, actor = _at(config, "algorithm"), _at(config, "actor_rollout_ref", "actor")
-    loss = _at(actor, "policy_loss").get("loss_mode", "vanilla")
-    surrogate = "grpo" if loss == "vanilla" else str(loss)
-    aggregation = actor.get("loss_agg_mode", "token-mean")
-    known = surrogate in SURROGATES and aggregation in AGGREGATIONS and algorithm.get("adv_estimator", "grpo") == "grpo"
+    loss_mode = str(_at(actor, "policy_loss").get("loss_mode", "vanilla"))
+    loss = loss_of_verl(loss_mode, str(actor.get("loss_agg_mode", "token-mean")))
     scale = "group" if algorithm.get("norm_adv_by_std_in_grpo", True) else "none"
-    return make_mode(surrogate, aggregation, scale).name if known else None
+    return make_mode(*loss, scale).name if loss and algorithm.get("adv_estimator", "grpo") == "grpo" else None
 
 
 def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

@@ -1,16 +1,14 @@
 """The settings that give each mode in other frameworks, and where they agree with it exactly.
 
-TRL, verl and ms-swift are checked against their own code by the conformance tests, the others were read. H stands for
-the horizon in tokens.
+TRL, verl and ms-swift are checked against their own code by the conformance tests; OpenRLHF, SkyRL, prime-rl and slime
+were read, as of autumn 2026. H stands for the horizon in tokens.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from lossbench.loss.advantages import TRL_SCALES
-from lossbench.loss.equivalents_by_parts import BY_PARTS, Framework
-from lossbench.loss.modes import Mode
-
-FRAMEWORKS = ("TRL 1.16", "verl >= 0.7.1", "ms-swift 4.6", *(framework.name for framework in BY_PARTS))
+from lossbench.loss.modes import PRESETS, Mode
 
 
 @dataclass(frozen=True)
@@ -28,51 +26,241 @@ class Equivalent:
         return self.name is not None
 
 
+@dataclass(frozen=True)
+class Framework:
+    """One framework as tables by part; what is missing from `losses` or `advantages` is not available.
+
+    `losses` names each loss by surrogate and aggregation, its setting first. `settings` by surrogate is the text to
+    paste, in which {loss}, {level}, {aggregation} and {advantage} are filled in. `nearest` says what to take instead;
+    `conditions`, one a line, what holds for modes that have a part, "" for all.
+    """
+
+    name: str
+    losses: Mapping[str, Mapping[str, str]]
+    settings: Mapping[str, str]
+    advantages: Mapping[str, str]
+    nearest: str
+    aggregations: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+    def equivalent(self, mode: Mode, agg_mode: str) -> Equivalent:
+        """Its way to a mode, whose aggregation is `agg_mode`."""
+        name = self.losses.get(mode.loss_type, {}).get(agg_mode)
+        advantage = self.advantages.get(mode.advantage)
+        if name is None or advantage is None:
+            lacking = [f"no {mode.loss_type}@{agg_mode}"] * (name is None)
+            lacking += [f"no advantage {mode.advantage}"] * (advantage is None)
+            return Equivalent(self.name, None, (), (f"{' and '.join(lacking)}; nearest: {self.nearest}",))
+        text = self.settings[mode.loss_type].format(
+            loss=name.split()[0],
+            level="sequence" if mode.surrogate.sequence_level else "token",
+            aggregation=self.aggregations.get(agg_mode, ""),
+            advantage=advantage,
+        )
+        settings = tuple(line.rstrip() for line in text.split("\n") if line.strip()) or ("# the default",)
+        parts = "", mode.loss_type, agg_mode, mode.advantage
+        conditions = (line for part in parts for line in self.conditions.get(part, "").splitlines())
+        return Equivalent(self.name, name, settings, tuple(conditions))
+
+
+_CLIP = {
+    "seq-mean-token-mean": "grpo", "micro-token-mean": "bnpo", "token-mean": "dapo",
+    "seq-mean-token-sum-norm": "dr_grpo", "seq-mean-token-sum": "luspo",
+}  # fmt: skip
+_SEQUENCE = {agg_mode: f"{loss_type} at sequence level" for agg_mode, loss_type in _CLIP.items()}
+
+
+def _trl(*constants: str) -> str:
+    lines = 'loss_type="{loss}",', 'importance_sampling_level="{level}",', "{advantage}", "beta=0.0,", *constants
+    return "\n    ".join(["GRPOConfig(", *lines, "{aggregation}"]) + "\n)"
+
+
+_TRL = Framework(
+    name="TRL 1.16",
+    losses={
+        "grpo": _CLIP, "gspo": _SEQUENCE, "cispo": {"token-mean": "cispo"}, "vespo": {"token-mean": "vespo"},
+        "sapo": {"seq-mean-token-mean": "sapo"}, "gmpo": {"seq-mean-token-mean": "experimental gmpo"},
+    },
+    settings={
+        **dict.fromkeys(("grpo", "gspo"), _trl("epsilon=0.2,", "epsilon_high=0.2,")),
+        "cispo": _trl("epsilon_high=5.0,  # the cap itself; the default falls back to 0.2"),
+        "sapo": _trl("sapo_temperature_pos=1.0,", "sapo_temperature_neg=1.05,"),
+        "vespo": _trl("vespo_k_pos=2.0,", "vespo_lambda_pos=3.0,", "vespo_k_neg=3.0,", "vespo_lambda_neg=2.0,"),
+        "gmpo": "from trl.experimental.gmpo import GMPOConfig, GMPOTrainer\n"
+        "GMPOConfig(epsilon=0.4, {advantage} beta=0.0)",
+    },
+    aggregations={"seq-mean-token-sum-norm": "max_completion_length=H,"},
+    advantages={scale: f'scale_rewards="{scale}",' for scale in TRL_SCALES},
+    nearest=f"a loss_type of TRL with scale_rewards {', '.join(TRL_SCALES)}; GRPOTrainer has no hook for another loss",
+    conditions={
+        "micro-token-mean": "equal to dapo at one micro-batch per optimizer step",
+        "token-mean": "exact where steps_per_generation == gradient_accumulation_steps; else TRL divides by an average"
+        " window",
+        "seq-mean-token-sum-norm": "loss_type alone keeps the division by the standard deviation: scale_rewards must be"
+        " set too",
+        "seq-mean-token-sum": "before 1.16 token-level luspo multiplied each row by its length and averaged over padded"
+        " cells",
+        "sapo": "the temperature is float32 in TRL: 1.05 is 1.04999995, a relative difference near 1e-7",
+        "gmpo": "epsilon is in log space",
+    },
+)  # fmt: skip
+
+
+# surrogate -> loss_mode; those in _VERL_FORCED ignore loss_agg_mode
+_VERL_MODES = {"grpo": "vanilla", "cispo": "cispo", "sapo": "sapo", "gspo": "gspo", "gmpo": "geo_mean"}
+_VERL_FORCED = ("sapo", "gspo", "gmpo")
+_VERL_AGG = "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
+
+
+def _verl(surrogate: str, *constants: str) -> str:
+    actor = f"policy_loss.loss_mode={_VERL_MODES[surrogate]}", "{aggregation}", *constants, "use_kl_loss=False"
+    return "\nactor_rollout_ref.actor.".join(["{advantage}", *actor])
+
+
+_VERL = Framework(
+    name="verl >= 0.7.1",
+    losses={
+        "grpo": {agg_mode: agg_mode for agg_mode in _VERL_AGG},
+        "cispo": {agg_mode: f"cispo ({agg_mode})" for agg_mode in _VERL_AGG},
+        **{name: {"seq-mean-token-mean": f"{_VERL_MODES[name]} (seq-mean-token-mean)"} for name in _VERL_FORCED},
+    },
+    settings={
+        "grpo": _verl("grpo", "clip_ratio_low=0.2", "clip_ratio_high=0.2", "clip_ratio_c=1e9"),
+        "cispo": _verl("cispo", "clip_ratio_low=1.0", "clip_ratio_high=4.0"),
+        "sapo": _verl("sapo", "tau_pos=1.0", "tau_neg=1.05"),
+        "gspo": _verl("gspo", "clip_ratio_low=0.2", "clip_ratio_high=0.2"),
+        "gmpo": _verl("gmpo", "clip_ratio=0.4", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
+    },
+    aggregations={
+        **{agg_mode: f"loss_agg_mode={agg_mode}" for agg_mode in _VERL_AGG},
+        "seq-mean-token-sum-norm": "loss_agg_mode=seq-mean-token-sum-norm\nactor_rollout_ref.actor.loss_scale_factor=H",
+    },
+    advantages={
+        "group": "algorithm.adv_estimator=grpo\nalgorithm.norm_adv_by_std_in_grpo=True",
+        "none": "algorithm.adv_estimator=grpo\nalgorithm.norm_adv_by_std_in_grpo=False",
+        "loo": "algorithm.adv_estimator=rloo",
+        "length-weighted": "algorithm.adv_estimator=opo",
+        "none+whiten-tokens": "algorithm.adv_estimator=reinforce_plus_plus_baseline",
+        "center-batch+whiten-tokens": "algorithm.adv_estimator=reinforce_plus_plus",
+    },
+    nearest="loss_mode vanilla or cispo with another loss_agg_mode, and adv_estimator grpo, rloo or opo; sapo, gspo and"
+    " geo_mean always take seq-mean-token-mean",
+    conditions={
+        "grpo": "clip_ratio_c disables the dual clip, which is on at 3.0 by default",
+        "cispo": "the cap is 1 + clip_ratio_high = 5.0; clip_ratio_low=1.0 removes the lower bound",
+        "sapo": "loss_agg_mode is ignored: sapo always takes seq-mean-token-mean",
+        "gspo": "loss_agg_mode is ignored: gspo always takes seq-mean-token-mean\n"
+        "its token form has the same value and gradient while the advantage is constant over a row",
+        "gmpo": "geo_mean takes a plain mean over each micro-batch: exact at one micro-batch per optimizer step only",
+        "seq-mean-token-sum-norm": "loss_scale_factor=null divides by the padded width; 0.7.0 and older do not divide"
+        " by the row count",
+        "token-sum": "verl >= 0.9",
+        "seq-mean-token-mean": "it adds 1e-8 to token counts",
+        "group": "its eps beside the deviation is 1e-6, here 1e-4",
+    },
+)
+
+_SWIFT_TEXT = "--loss_type {loss} --importance_sampling_level {level} {advantage} --beta 0"
+_SWIFT = Framework(
+    name="ms-swift 4.6",
+    losses={
+        "grpo": {agg_mode: name for agg_mode, name in _CLIP.items() if name != "luspo"},
+        "gspo": {agg_mode: name for agg_mode, name in _SEQUENCE.items() if _CLIP[agg_mode] != "luspo"},
+        "cispo": {"token-mean": "cispo"},
+        "sapo": {"seq-mean-token-mean": "sapo"},
+    },
+    settings={
+        **dict.fromkeys(("grpo", "gspo"), f"{_SWIFT_TEXT} --epsilon 0.2 --epsilon_high 0.2 {{aggregation}}"),
+        "cispo": f"{_SWIFT_TEXT} --epsilon_high 5.0",
+        "sapo": f"{_SWIFT_TEXT} --tau_pos 1.0 --tau_neg 1.05",
+    },
+    aggregations={"seq-mean-token-sum-norm": "--max_completion_length H"},
+    advantages={
+        **{scale: f"--scale_rewards {scale}" for scale in TRL_SCALES},
+        "loo": "--scale_rewards none --advantage_estimator rloo",
+    },
+    nearest="a loss_type of ms-swift with --scale_rewards group, batch or none",
+    conditions={
+        "": "--beta is 0.04 unless set",
+        "token-mean": "exact at gradient_accumulation_steps = 1 with one optimizer step per generation; 4.6.0.dev0"
+        " divides by the accumulation steps once more",
+    },
+)
+_OPENRLHF = Framework(
+    name="OpenRLHF 0.11.2",
+    losses={"grpo": {agg_mode: agg_mode for agg_mode in ("token-mean", "seq-mean-token-mean")}},
+    settings={
+        "grpo": "--actor.policy_loss_type ppo --actor.eps_clip 0.2\n--actor.loss_agg_mode {loss}\n"
+        "--algo.advantage.estimator {advantage}"
+    },
+    advantages={"group": "group_norm", "none": "dr_grpo"},
+    nearest="token-mean with estimator dr_grpo, which takes the std away and adds no constant divisor",
+    conditions={
+        "": "estimator dr_grpo is the advantage alone\nempty rows are left out of the sequence count",
+    },
+)
+_SKYRL_AGG = {
+    "token-mean": "token_mean", "micro-token-mean": "token_mean_legacy", "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum-norm": "seq_mean_token_sum_norm", "prompt-mean": "prompt_mean",
+}  # fmt: skip
+
+
+def _skyrl(loss_type: str) -> str:
+    lines = f"policy_loss_type={loss_type}", "loss_reduction={loss}{aggregation}", "advantage_estimator=grpo"
+    return "\n".join(f"trainer.algorithm.{line}" for line in (*lines, "grpo_norm_by_std={advantage}"))
+
+
+_SKYRL = Framework(
+    name="SkyRL 0.3",
+    losses=dict.fromkeys(("grpo", "gspo"), _SKYRL_AGG),
+    settings={"grpo": _skyrl("regular"), "gspo": _skyrl("gspo")},
+    aggregations={"seq-mean-token-sum-norm": "\ntrainer.algorithm.max_seq_len=H"},
+    advantages={"group": "true", "none": "false"},
+    nearest="loss_reduction token_mean, sequence_mean, seq_mean_token_sum_norm or prompt_mean with estimator grpo",
+    conditions={"": "KL and entropy terms are not reduced by loss_reduction: they keep a mean per sequence"},
+)
+_PRIME = Framework(
+    name="prime-rl",
+    losses={"dppo": {"token-mean": "default"}},
+    settings={"dppo": ""},
+    advantages={"none": ""},
+    nearest="dppo@token-mean/none, which is its one loss",
+    conditions={
+        "": "its default loss adds 1e-3·(log r)² to the masked policy term\nanother loss is given as an import path",
+    },
+)
+_SLIME_AGG = {"seq-mean-token-mean": "default", "token-mean": "per-token loss"}
+_SLIME = Framework(
+    name="slime",
+    losses=dict.fromkeys(("grpo", "gspo"), _SLIME_AGG),
+    settings={
+        "grpo": "--eps-clip 0.2 --eps-clip-high 0.2\n{aggregation}\n{advantage}",
+        "gspo": "--advantage-estimator gspo\n{aggregation}\n{advantage}",
+    },
+    aggregations={"token-mean": "--calculate-per-token-loss"},
+    advantages={"group": "", "none": "--disable-grpo-std-normalization"},
+    nearest="the default (seq-mean-token-mean), or a reducer by --custom-pg-loss-reducer-function-path",
+    conditions={
+        "": "the mean of a row that was sampled in several parts is over all its parts\n"
+        "with --calculate-per-token-loss an empty row counts as one token\n"
+        "its eps beside the deviation is 1e-6, here 1e-4",
+    },
+)
+_ALL = (_TRL, _VERL, _SWIFT, _OPENRLHF, _SKYRL, _PRIME, _SLIME)
+FRAMEWORKS = tuple(framework.name for framework in _ALL)
+
 # aggregations that are another's special case, by their canonical name
 _ALIASES = {
     "length-power:0": "seq-mean-token-mean",
     "length-power:1": "seq-mean-token-sum-norm",
     "delta-l:0": "seq-mean-token-sum-norm",
 }
-_TRL_CLIP = {
-    "seq-mean-token-mean": "grpo",
-    "micro-token-mean": "bnpo",
-    "token-mean": "dapo",
-    "seq-mean-token-sum-norm": "dr_grpo",
-    "seq-mean-token-sum": "luspo",
-}
-_TRL_OWN = {
-    ("cispo", "token-mean"): "cispo",
-    ("sapo", "seq-mean-token-mean"): "sapo",
-    ("vespo", "token-mean"): "vespo",
-}
-_TRL_EXTRA = {
-    "cispo": ("epsilon_high=5.0,  # the cap itself; the default falls back to 0.2",),
-    "sapo": ("sapo_temperature_pos=1.0,", "sapo_temperature_neg=1.05,"),
-    "vespo": ("vespo_k_pos=2.0,", "vespo_lambda_pos=3.0,", "vespo_k_neg=3.0,", "vespo_lambda_neg=2.0,"),
-}
-_TRL_CONDITIONS = {
-    "grpo": (),
-    "bnpo": ("equal to dapo at one micro-batch per optimizer step",),
-    "dapo": ("exact where steps_per_generation == gradient_accumulation_steps; else TRL divides by an average window",),
-    "dr_grpo": ("loss_type alone keeps the division by the standard deviation: scale_rewards must be set too",),
-    "luspo": ("before 1.16 token-level luspo multiplied each row by its length and averaged over padded cells",),
-    "sapo": ("the temperature is float32 in TRL: 1.05 is 1.04999995, a relative difference near 1e-7",),
-}
 
 
 def equivalents(mode: Mode) -> list[Equivalent]:
     """Settings of each framework for `mode`, in the order of `FRAMEWORKS`."""
     agg_mode = _ALIASES.get(mode.agg_mode, mode.agg_mode)
-    others = [_by_parts(framework, mode, agg_mode) for framework in BY_PARTS]
-    return [_trl(mode, agg_mode), _verl(mode, agg_mode), _swift(mode, agg_mode), *others]
-
-
-def _by_parts(framework: Framework, mode: Mode, agg_mode: str) -> Equivalent:
-    if reason := framework.missing(mode, agg_mode):
-        return _impossible(framework.name, reason)
-    settings = framework.settings(mode, agg_mode) or ("# the default",)
-    return Equivalent(framework.name, framework.short[agg_mode], settings, framework.conditions)
+    return [framework.equivalent(mode, agg_mode) for framework in _ALL]
 
 
 def short_names(mode: Mode) -> str:
@@ -82,143 +270,26 @@ def short_names(mode: Mode) -> str:
     return ", ".join(([f"{mode.loss_type}@{alias}"] if alias else []) + found)
 
 
-def _impossible(framework: str, reason: str) -> Equivalent:
-    return Equivalent(framework, None, (), (reason,))
+def loss_of_trl(loss_type: str, level: str = "token") -> tuple[str, str] | None:
+    """Surrogate and aggregation of a `loss_type` of TRL and ms-swift at a level of the ratio; None if unknown."""
+    found = [
+        (surrogate, agg_mode)
+        for surrogate, names in _TRL.losses.items()
+        for agg_mode, name in names.items()
+        if name.split()[0] == loss_type
+    ]
+    # the clip's loss types stand in the table twice, at token and then at sequence level
+    return found[0 if level == "token" else -1] if found else None
 
 
-def _trl_loss_type(surrogate: str, agg_mode: str) -> str | None:
-    if surrogate in ("grpo", "gspo"):
-        return _TRL_CLIP.get(agg_mode)
-    return _TRL_OWN.get((surrogate, agg_mode))
+def loss_of_verl(loss_mode: str, loss_agg_mode: str) -> tuple[str, str] | None:
+    """Surrogate and aggregation of verl's settings, some of whose losses ignore `loss_agg_mode`; None if unknown."""
+    surrogate = {mode: name for name, mode in _VERL_MODES.items()}.get(loss_mode, "")
+    agg_mode = "seq-mean-token-mean" if surrogate in _VERL_FORCED else loss_agg_mode
+    return (surrogate, agg_mode) if agg_mode in _VERL.losses.get(surrogate, ()) else None
 
 
-def _trl(mode: Mode, agg_mode: str) -> Equivalent:
-    framework = FRAMEWORKS[0]
-    if mode.advantage not in TRL_SCALES:
-        return _impossible(framework, f'no advantage {mode.advantage}; nearest: scale_rewards="{mode.scale_rewards}"')
-    if (mode.loss_type, agg_mode) == ("gmpo", "seq-mean-token-mean"):
-        settings = (
-            "from trl.experimental.gmpo import GMPOConfig, GMPOTrainer",
-            f'GMPOConfig(epsilon=0.4, scale_rewards="{mode.scale_rewards}", beta=0.0)',
-        )
-        return Equivalent(framework, "experimental gmpo", settings, ("epsilon is in log space",))
-    loss_type = _trl_loss_type(mode.loss_type, agg_mode)
-    if loss_type is None:
-        reason = f"no loss_type joins the {mode.loss_type} surrogate to {agg_mode}; GRPOTrainer has no hook for one"
-        return _impossible(framework, reason)
-    level = "sequence" if mode.loss_type == "gspo" else "token"
-    clip = ("epsilon=0.2,", "epsilon_high=0.2,") if mode.loss_type in ("grpo", "gspo") else ()
-    horizon = ("max_completion_length=H,",) if loss_type == "dr_grpo" else ()
-    settings = (
-        "GRPOConfig(",
-        f'    loss_type="{loss_type}",',
-        f'    importance_sampling_level="{level}",',
-        f'    scale_rewards="{mode.scale_rewards}",',
-        "    beta=0.0,",
-        *(f"    {line}" for line in (*clip, *_TRL_EXTRA.get(mode.loss_type, ()), *horizon)),
-        ")",
-    )
-    key = "dapo" if loss_type in ("cispo", "vespo") else loss_type
-    name = f"{loss_type} at sequence level" if level == "sequence" else loss_type
-    return Equivalent(framework, name, settings, _TRL_CONDITIONS[key])
-
-
-# advantage -> verl's adv_estimator, and whether its grpo divides by the deviation
-_VERL_ADVANTAGES: dict[str, tuple[str, bool | None]] = {
-    "group": ("grpo", True),
-    "none": ("grpo", False),
-    "loo": ("rloo", None),
-    "length-weighted": ("opo", None),
-    "none+whiten-tokens": ("reinforce_plus_plus_baseline", None),
-    "center-batch+whiten-tokens": ("reinforce_plus_plus", None),
-}
-# verl's loss_mode for each surrogate; those in _VERL_FORCED ignore loss_agg_mode
-_VERL_LOSS_MODES = {"grpo": "vanilla", "cispo": "cispo", "sapo": "sapo", "gspo": "gspo", "gmpo": "geo_mean"}
-_VERL_FORCED = ("sapo", "gspo", "gmpo")
-_VERL_AGG = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
-_VERL_EXTRA = {
-    "grpo": ("clip_ratio_low=0.2", "clip_ratio_high=0.2", "clip_ratio_c=1e9"),
-    "cispo": ("clip_ratio_low=1.0", "clip_ratio_high=4.0"),
-    "sapo": ("tau_pos=1.0", "tau_neg=1.05"),
-    "gspo": ("clip_ratio_low=0.2", "clip_ratio_high=0.2"),
-    "gmpo": ("clip_ratio=0.4", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
-}
-_VERL_CONDITIONS = {
-    "grpo": ("clip_ratio_c disables the dual clip, which is on at 3.0 by default",),
-    "cispo": ("the cap is 1 + clip_ratio_high = 5.0; clip_ratio_low=1.0 removes the lower bound",),
-    "sapo": ("loss_agg_mode is ignored: sapo always takes seq-mean-token-mean",),
-    "gspo": (
-        "loss_agg_mode is ignored: gspo always takes seq-mean-token-mean",
-        "its token form has the same value and gradient while the advantage is constant over a row",
-    ),
-    "gmpo": ("geo_mean takes a plain mean over each micro-batch: exact at one micro-batch per optimizer step only",),
-}
-_VERL_AGG_CONDITIONS = {
-    "seq-mean-token-sum-norm": (
-        "loss_scale_factor=null divides by the padded width; 0.7.0 and older do not divide by the row count",
-    ),
-    "token-sum": ("verl >= 0.9",),
-}
-
-
-def _verl(mode: Mode, agg_mode: str) -> Equivalent:
-    framework = FRAMEWORKS[1]
-    loss_mode = _VERL_LOSS_MODES.get(mode.loss_type)
-    if loss_mode is None:
-        return _impossible(framework, f"no policy loss for the {mode.loss_type} surrogate")
-    if mode.loss_type in _VERL_FORCED and agg_mode != "seq-mean-token-mean":
-        return _impossible(
-            framework, f"loss_mode={loss_mode} always takes seq-mean-token-mean, whatever loss_agg_mode says"
-        )
-    if agg_mode not in _VERL_AGG:
-        return _impossible(framework, f"no loss_agg_mode for {agg_mode}")
-    if mode.advantage not in _VERL_ADVANTAGES:
-        return _impossible(framework, f"no adv_estimator for {mode.advantage}; nearest: grpo, rloo or opo")
-    estimator, scales = _VERL_ADVANTAGES[mode.advantage]
-    actor = (
-        f"policy_loss.loss_mode={loss_mode}",
-        f"loss_agg_mode={agg_mode}",
-        *(("loss_scale_factor=H",) if agg_mode == "seq-mean-token-sum-norm" else ()),
-        *_VERL_EXTRA[mode.loss_type],
-        "use_kl_loss=False",
-    )
-    settings = (
-        f"algorithm.adv_estimator={estimator}",
-        *((f"algorithm.norm_adv_by_std_in_grpo={scales}",) if scales is not None else ()),
-        *(f"actor_rollout_ref.actor.{line}" for line in actor),
-    )
-    std = ("its eps beside the deviation is 1e-6, here 1e-4",) if scales else ()
-    eps = ("it adds 1e-8 to token counts",) if agg_mode == "seq-mean-token-mean" else ()
-    conditions = (*_VERL_CONDITIONS[mode.loss_type], *_VERL_AGG_CONDITIONS.get(agg_mode, ()), *eps, *std)
-    return Equivalent(
-        framework, agg_mode if loss_mode == "vanilla" else f"{loss_mode} ({agg_mode})", settings, conditions
-    )
-
-
-_SWIFT_OWN = {("cispo", "token-mean"): "cispo", ("sapo", "seq-mean-token-mean"): "sapo"}
-_SWIFT_EXTRA = {"cispo": " --epsilon_high 5.0", "sapo": " --tau_pos 1.0 --tau_neg 1.05"}
-
-
-def _swift(mode: Mode, agg_mode: str) -> Equivalent:
-    framework = FRAMEWORKS[2]
-    if mode.advantage not in (*TRL_SCALES, "loo"):
-        return _impossible(framework, f"no advantage {mode.advantage}; nearest: --scale_rewards {mode.scale_rewards}")
-    clip = {name: loss_type for name, loss_type in _TRL_CLIP.items() if loss_type != "luspo"}
-    loss_type = clip.get(agg_mode) if mode.loss_type in ("grpo", "gspo") else _SWIFT_OWN.get((mode.loss_type, agg_mode))
-    if loss_type is None:
-        return _impossible(framework, f"no loss_type joins the {mode.loss_type} surrogate to {agg_mode}")
-    level = "sequence" if mode.loss_type == "gspo" else "token"
-    extra = _SWIFT_EXTRA.get(mode.loss_type, " --epsilon 0.2 --epsilon_high 0.2")
-    horizon = " --max_completion_length H" if loss_type == "dr_grpo" else ""
-    settings = (
-        f"--loss_type {loss_type} --importance_sampling_level {level} --scale_rewards {mode.scale_rewards}"
-        f" --beta 0{extra}{horizon}{' --advantage_estimator rloo' if mode.advantage == 'loo' else ''}",
-    )
-    conditions = ["--beta is 0.04 unless set"]
-    if loss_type in ("dapo", "cispo"):
-        conditions.append(
-            "exact at gradient_accumulation_steps = 1 with one optimizer step per generation;"
-            " 4.6.0.dev0 divides by the accumulation steps once more"
-        )
-    name = f"{loss_type} at sequence level" if level == "sequence" else loss_type
-    return Equivalent(framework, name, settings, tuple(conditions))
+def trl_loss_types() -> dict[str, str]:
+    """The modes whose loss TRL's loss types compute at token level: the preset of that name where it has that loss."""
+    found = {name: loss_of_trl(name) for names in _TRL.losses.values() for name in names.values() if " " not in name}
+    return {name: name if PRESETS.get(name, ())[:2] == loss else "@".join(loss) for name, loss in found.items() if loss}

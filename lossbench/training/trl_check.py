@@ -13,22 +13,14 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from lossbench.loss.equivalents import trl_loss_types
 from lossbench.loss.kl import kl_BT
 from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams
 from lossbench.loss.window import window_weights
 
-TRL_LOSS_TYPES = {
-    "grpo": "grpo",
-    "bnpo": "bnpo",
-    "dr_grpo": "dr_grpo",
-    "dapo": "dapo",
-    "cispo": "cispo",
-    "sapo": "sapo",
-    "luspo": "grpo@seq-mean-token-sum",
-    "vespo": "vespo",
-}
+TRL_LOSS_TYPES = trl_loss_types()
 TOLERANCE = 1e-6  # TRL computes the divisor of dapo, cispo and vespo and the temperature of sapo in float32
 _MICRO_BATCHES, _ROWS, _WIDTH, _HORIZON, _BETA = 2, 4, 7, 9, 0.04
 

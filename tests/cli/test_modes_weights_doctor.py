@@ -82,7 +82,7 @@ def test_settings_for_one_framework_are_code_that_runs(tmp_path: Path) -> None:
         (("modes", "dr_grpo", "--for", "trl"), ("--cap 1024",)),
         (("modes", "dr_grpo", "--for", "tlr"), ("unknown framework 'tlr'", "'trl'")),
         (("modes", "--for", "trl"), ("name a mode",)),
-        (("modes", "grpo@prompt-mean", "--for", "trl"), ("no loss_type", "prompt-mean")),
+        (("modes", "grpo@prompt-mean", "--for", "trl"), ("no grpo@prompt-mean", "nearest:")),
         (("modes", "dr_grpo", "--for", "trl", "--cap", "0"), ("--cap", "1 or more")),
         (("weights", "--lengths", "4,2", "--modes", "grpo@balanced"), ("grpo@balanced/group", "--rewards")),
         (
