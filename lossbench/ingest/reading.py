@@ -144,8 +144,8 @@ def _record(line: bytes, damage: Damage, file: Path, n: int) -> Row | None:
     return record
 
 
-def first_fields(file: Path, most: int = FIRST_ROWS) -> Row:
-    """The columns of the first rows of a table file, each with its first value that is not null."""
+def first_fields(file: Path, most: int | None = FIRST_ROWS) -> Row:
+    """The columns of the first rows (None: of all) of a table file, each with its first value that is not null."""
     fields: Row = {}
     for _, row in islice(rows(file, Damage()), most):
         for name, value in row.items():

@@ -227,6 +227,12 @@ class Staging:
         sql = "SELECT run FROM staged WHERE file = ? GROUP BY run ORDER BY min(seq)"
         return [key for (key,) in self.con.execute(sql, [str(file)]).fetchall()]
 
+    def several_a_step(self, keys: list[str], file: Path, whole: bool) -> bool:
+        """Whether rows with a length are completions: several of one step, and (if asked for) of whole lengths."""
+        sql = """SELECT count(*) > count(DISTINCT step) AND (NOT $whole OR bool_and(length = floor(length))) FROM staged
+            WHERE list_contains($keys, run) AND file = $file AND length IS NOT NULL AND step IS NOT NULL"""
+        return bool(self.con.execute(sql, {"keys": keys, "file": str(file), "whole": whole}).fetchall()[0][0])
+
     def refuse(self, key: str, file: Path, reason: str, damage: Damage) -> None:
         """Count the rows of a key in `damage`, as they are of no run."""
         sql = "SELECT line FROM staged WHERE run = ? AND file = ? ORDER BY seq"

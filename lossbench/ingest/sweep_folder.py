@@ -51,7 +51,7 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     with scratch_folder(out) as scratch:
         spec = _existing(out)  # another call may have added to it until now
         names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
-        request.tables, request.top = Staging(scratch, reading), path
+        request.staging, request.top = Staging(scratch, reading), path
         for run, mode in _runs(found, request):
             digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
             run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
