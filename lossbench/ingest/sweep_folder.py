@@ -80,7 +80,7 @@ def _runs(found: list[Source], request: Request) -> Iterator[tuple[IngestedRun, 
         seen += [run.name for run in runs]
         runs = [run for run in runs if not request.runs or run.name in request.runs]
         yield from _identified(runs, request)
-        request.staging.clear()
+        request.staging.con.execute("TRUNCATE staged")
     for name in request.runs:
         if name not in seen:
             raise UsageError(unknown("run in --run", name, seen))

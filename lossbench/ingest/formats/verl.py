@@ -83,14 +83,14 @@ def _fill(path: Path, run: IngestedRun, request: Request) -> None:
             run.damage.add(str(file), "holds no completions" if first else "holds no JSON object with fields")
             continue
         run.saw(columns, first)
+        named = whole(file.stem) if file.stem.isdecimal() else None
         request.staging.add_documents(
             documents(file, run.damage, request.staging.con),
             {ours: [name] for ours, name in columns.items()},
             file,
             run.keys[0],
             split="evals" if _VALIDATION.search(file.parent.name) else "rollouts",
-            step=whole(file.stem) if file.stem.isdecimal() else None,
-            changed={"group": _WITHOUT_SESSION},
+            changed={"group": _WITHOUT_SESSION, "step": "{}" if named is None else f"coalesce({{}}, '{named}')"},
         )
 
 
