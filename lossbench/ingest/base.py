@@ -17,8 +17,7 @@ from lossbench.ingest.staging import Staging
 from lossbench.loss.modes import PRESETS
 from lossbench.store.schema import TABLES
 
-RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
-              "value": "value of a long table's metric"}  # fmt: skip
+RUN_FIELDS = ("mode", "seed", "run", "metric", "value")  # the last two: of a table with a row per metric
 _AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "advantage_name", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 
@@ -49,10 +48,9 @@ class Request:
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
-        valid = [*ROW_FIELDS, *RUN_FIELDS, *STEP_FIELDS]
-        for name in self.columns:
-            if name not in valid:
-                raise UsageError(unknown("field in --map", name, valid))
+        valid = dict.fromkeys([*ROW_FIELDS, *RUN_FIELDS, *STEP_FIELDS])
+        for name in self.columns.keys() - valid:
+            raise UsageError(unknown("field in --map", name, valid))
 
     def column(self, name: str, usual: Iterable[str], available: Iterable[str], place: str) -> str | None:
         """The column of the log that holds field `name`: the mapped one, else the first usual one that exists.
