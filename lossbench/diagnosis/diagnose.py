@@ -11,10 +11,10 @@ import pandas as pd
 from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.confounders import Confounder, Run, confounders
 from lossbench.diagnosis.trend import SHARE, Change, change
-from lossbench.diagnosis.watch_metrics import COMPARED, compared_modes
+from lossbench.diagnosis.watch_metrics import compared_modes
 from lossbench.errors import UsageError, one_line
 from lossbench.loss.equivalents import equivalents
-from lossbench.loss.modes import Mode, parse_mode
+from lossbench.loss.modes import COMPARED, Mode, parse_mode
 from lossbench.metrics.push import hazards, pushes, separation
 from lossbench.metrics.step_sums import as_columns
 from lossbench.processes import cores

@@ -5,12 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.loss.modes import Mode, parse_mode
+from lossbench.loss.modes import COMPARED, Mode, parse_mode
 from lossbench.metrics.push import hazards, pushes
 from lossbench.store.step_row import Rollout
-
-COMPARED = ("grpo", "dapo", "dr_grpo")
-"""Modes whose push on the same rows is logged beside the run's own."""
 
 
 def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:
