@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lossbench.loss.modes import COMPARED, Mode, parse_mode
+from lossbench.diagnosis.diagnose import compared_modes
+from lossbench.loss.modes import Mode
 from lossbench.metrics.push import hazards, pushes
 from lossbench.store.step_row import Rollout
 
@@ -42,31 +43,16 @@ def length_metrics(
         "truncated_incorrect": _truncated(rows, False),
         "truncated_correct": _truncated(rows, True),
     }
-    table = _columns(rows)
-    for name, values in hazards(table).items():
-        if name != "step":
-            found[f"stop_{name}"] = _first(values)
+    names = ("group", "length_tokens", "terminated", "correct", "reward")
+    table = {name: np.array([getattr(row, name) for row in rows], dtype=float) for name in names}  # None is NaN
+    table["step"] = np.zeros(len(rows))
+    found |= {f"stop_{name}": _first(values) for name, values in hazards(table).items() if name != "step"}
     if group_size is not None:
         sizes = np.bincount(table["group"].astype(int))[table["group"].astype(int)]
         whole = {name: values[sizes == group_size] for name, values in table.items()}
         for name, pushed in pushes(whole, compared_modes(mode)).items() if len(whole["step"]) else ():
             found |= {f"{key}/{name}": _first(pushed[key]) for key in ("push_incorrect", "push_correct")}
     return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def compared_modes(mode: Mode | None) -> list[Mode]:
-    """The run's own mode where it is known, and what others would have pushed on the same rows."""
-    others = [parse_mode(name) for name in COMPARED]
-    return [*([mode] if mode is not None else []), *(other for other in others if other != mode)]
-
-
-def _columns(rows: Sequence[Rollout]) -> dict[str, np.ndarray]:
-    names = ("group", "length_tokens", "terminated", "correct", "reward")
-    values = {name: [getattr(row, name) for row in rows] for name in names}
-    table = {
-        name: np.array([np.nan if v is None else v for v in column], dtype=float) for name, column in values.items()
-    }
-    return {"step": np.zeros(len(rows)), **table}
 
 
 def _first(values: np.ndarray) -> float | None:
