@@ -26,8 +26,8 @@ _ROWS = ["step", "generation", "group", "length_tokens", "reward", "token_weight
 
 @dataclass(frozen=True)
 class LogFinding:
-    """What a log's loss tells: the modes that predict it, in full spelling, with the constant H of the first (tokens)
-    where it has one, over `steps` on-policy steps; `sentence` says so, or why it cannot be told."""
+    """Modes that predict a log's loss over `steps` on-policy steps, in full spelling; `sentence` says so, or why none
+    can be told. `horizon` is the constant H of the first, in tokens, where it has one."""
 
     modes: tuple[str, ...]
     horizon: float | None
