@@ -7,17 +7,16 @@ ratio holds over all of them: a single window would make token-mean look proport
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import BaseModel
 
 from lossbench.loss.advantages import advantages
 from lossbench.loss.lazy import Tensor, torch
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
+from lossbench.loss.token_loss import weighted_loss
 from lossbench.loss.window import window_weights
 
-Kind = Literal["same", "constant"]
 _WINDOWS, _WIDTH, _SEED, _TOLERANCE = 6, 12, 20250321, 1e-9
 
 
@@ -45,7 +44,7 @@ class Equality:
 
     first: str
     second: str
-    kind: Kind
+    kind: Literal["same", "constant"]
     ratio: float
     separated_by: str
 
@@ -54,10 +53,8 @@ class Equality:
         """One line for people: what holds and what would tell the two apart."""
         if self.kind == "same":
             return f"{self.first} and {self.second} are the same experiment here; separated by {self.separated_by}"
-        return (
-            f"{self.second} is {self.ratio:g} times {self.first} here: one direction, told apart only by"
-            " gradient clipping, the optimizer's eps and weight decay"
-        )
+        only = "gradient clipping, the optimizer's eps and weight decay"
+        return f"{self.second} is {self.ratio:g} times {self.first} here: one direction, told apart only by {only}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def _ratio(first: Tensor, second: Tensor) -> float | None:
     return ratio if (second - ratio * first).norm() <= _TOLERANCE * second.norm() and ratio != 0 else None
 
 
-def _is_same(ratio: float | None) -> bool:
+def _is_same(ratio: float | None) -> TypeGuard[float]:
     return ratio is not None and math.isclose(ratio, 1.0, rel_tol=_TOLERANCE)
 
 
@@ -149,18 +146,16 @@ def equalities(modes: list[Mode], setup: Setup | None = None) -> list[Equality]:
     Each mode is compared with the first of its kind, so n modes that all coincide give n - 1 entries.
     """
     setup = setup or Setup()
-    gradients = _gradients(modes, setup)
     found: list[Equality] = []
-    leaders: list[int] = []
-    for second, mode in enumerate(modes):
-        for first in leaders:
-            ratio = _ratio(gradients[first], gradients[second])
+    leaders: list[tuple[Mode, Tensor]] = []
+    for mode, gradient in zip(modes, _gradients(modes, setup), strict=True):
+        for first, its_gradient in leaders:
+            ratio = _ratio(its_gradient, gradient)
+            if _is_same(ratio):
+                found.append(Equality(first.name, mode.name, "same", ratio, _separated_by(first, mode, setup)))
+                break
             if ratio is not None:
-                kind: Kind = "same" if _is_same(ratio) else "constant"
-                words = _separated_by(modes[first], mode, setup) if kind == "same" else ""
-                found.append(Equality(modes[first].name, mode.name, kind, ratio, words))
-                if kind == "same":
-                    break
+                found.append(Equality(first.name, mode.name, "constant", ratio, ""))
         else:
-            leaders.append(second)
+            leaders.append((mode, gradient))
     return found

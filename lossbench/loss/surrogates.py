@@ -77,12 +77,11 @@ def _cispo(tokens: Tokens, constants: _Cispo) -> Tensor:
 
 
 def _cispo_caution(constants: _Cispo) -> str | None:
-    if constants.cispo_cap >= 1:
-        return None
-    return (
+    said = (
         f"cispo_cap = {constants.cispo_cap:g} is below 1, so it cuts even a ratio of 1: on-policy it only scales the "
-        "gradient. It is absolute, as TRL's epsilon_high for cispo: 5.0 is usual"
     )
+    said += "gradient. It is absolute, as TRL's epsilon_high for cispo: 5.0 is usual"
+    return said if constants.cispo_cap < 1 else None
 
 
 def _sapo(tokens: Tokens, constants: _Sapo) -> Tensor:
@@ -194,10 +193,7 @@ SURROGATES: Registry[Surrogate] = Registry("loss_type", (
         caveat="a change of probability, not of ratio: rare tokens may move far; prime-rl adds 1e-3·(log r)²",
     ),
     Surrogate(
-        name="reinforce",
-        loss_of=lambda tokens, constants: -tokens.advantages_BX * tokens.logp_BT,
-        clipped_of=None,
-        formula="−A·log π",
+        "reinforce", lambda tokens, constants: -tokens.advantages_BX * tokens.logp_BT, None, formula="−A·log π",
         source="REINFORCE; GPG (arXiv:2504.02546), Tinker, nanochat",
         caveat="no importance ratio: off-policy it is biased; its value contains log π and compares with none",
     ),
