@@ -22,11 +22,9 @@ _WINDOWS, _WIDTH, _SEED, _TOLERANCE = 6, 12, 20250321, 1e-9
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a grid's runs. `micro_batches` counts all accumulation steps on all ranks of one optimizer step;
-    `windows_per_generation` the optimizer steps that one generation feeds; `horizon` is in tokens.
-
-    `on_policy` means that every ratio is 1: one optimizer step per generation, one pass over it.
-    """
+    """Settings of a grid's runs. `micro_batches` counts all accumulation steps on all ranks of one optimizer step,
+    `windows_per_generation` the optimizer steps that one generation feeds; `horizon` is in tokens. `on_policy` means
+    that every ratio is 1: one optimizer step per generation, one pass over it."""
 
     on_policy: bool = True
     rows_per_micro_batch: int = 4
@@ -109,10 +107,9 @@ def _gradients(modes: list[Mode], setup: Setup) -> list[Tensor]:
 
 def _ratio(first: Tensor, second: Tensor) -> float | None:
     """The one number r with second = r * first over all windows, or None."""
-    size = first.norm()
-    if size == 0:
+    if first.norm() == 0:
         return 1.0 if second.norm() == 0 else None
-    ratio = float((first * second).sum() / size**2)
+    ratio = float((first * second).sum() / first.norm() ** 2)
     return ratio if (second - ratio * first).norm() <= _TOLERANCE * second.norm() and ratio != 0 else None
 
 
@@ -124,8 +121,8 @@ def _separated_by(first: Mode, second: Mode, setup: Setup) -> str:
     """The first change of the setup that makes the two differ, tried out."""
     rows, batches = setup.rows_per_micro_batch, setup.micro_batches
     changes: dict[str, dict[str, Any]] = {
-        "several optimizer steps per generation (steps_per_generation > gradient_accumulation_steps, or"
-        " num_iterations > 1)": {"on_policy": False},
+        "several optimizer steps per generation (steps_per_generation > gradient_accumulation_steps, or num_iterations"
+        " > 1)": {"on_policy": False},
         "more than one prompt per optimizer step": {"num_generations": max(2, rows * batches // 3)},
         "more than one micro-batch per optimizer step": {"micro_batches": max(3, batches)},
         "more than one row per micro-batch": {"rows_per_micro_batch": max(3, rows)},
