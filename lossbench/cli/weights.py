@@ -173,7 +173,7 @@ def _losses(
     """The scalar loss of each mode for given token losses; lengths come from the mask."""
     import torch
 
-    from lossbench.loss.masked_sums import check_mask, weighted_loss
+    from lossbench.loss.token_loss import check_mask, weighted_loss
 
     loss_BT, filled_BT = _matrix("--losses", losses)
     mask_BT, given_BT = (filled_BT, filled_BT) if mask is None else _matrix("--mask", mask)
