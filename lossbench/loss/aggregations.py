@@ -11,6 +11,7 @@ aggregation means adding one entry to `AGGREGATIONS`.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from lossbench.errors import unknown
@@ -218,14 +219,11 @@ def parse_aggregation(text: str) -> BoundAggregation:
     if entry is None:
         valid = [f"{entry.name}:α" if entry.takes_alpha else entry.name for entry in AGGREGATIONS.values()]
         raise ValueError(unknown("agg_mode", name, valid))
-    if not entry.takes_alpha:
-        if colon:
-            raise ValueError(f"agg_mode '{text}': {name} takes no number; valid: {name}")
-        return BoundAggregation(entry)
-    try:
+    if colon and not entry.takes_alpha:
+        raise ValueError(f"agg_mode '{text}': {name} takes no number; valid: {name}")
+    alpha = math.nan
+    with suppress(ValueError):
         alpha = float(number)
-    except ValueError:
-        alpha = math.nan
-    if not math.isfinite(alpha):
+    if entry.takes_alpha and not math.isfinite(alpha):
         raise ValueError(f"agg_mode '{text}': alpha must be a finite number; valid: {name}:0.5")
-    return BoundAggregation(entry, alpha + 0.0)
+    return BoundAggregation(entry, alpha + 0.0 if entry.takes_alpha else None)
