@@ -6,6 +6,7 @@ number belongs, or with no step, is left out. What memory cannot hold waits in f
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -290,12 +291,10 @@ def _quoted(text: str) -> str:
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
-    try:
+    with suppress(pa.ArrowException, UnicodeEncodeError, OverflowError):  # of several types, or of what no column holds
         array = pa.array(values, from_pandas=True)  # NaN is null
         if not pa.types.is_nested(array.type):
             return array.cast(pa.string())
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # of several types, or of what no column holds
-        pass
     return pa.array(list(map(_text, values)), pa.string())
 
 

@@ -1,13 +1,10 @@
-"""CSV, JSON and parquet tables: curves per mode and seed (W&B, TensorBoard, hand-made), wide or long, or one row per
-completion.
+"""CSV, JSON and parquet tables: curves per mode and seed (W&B, TensorBoard, hand-made), or one row per completion.
 
-Understood shapes: columns mode, seed, step and one per metric (wide); columns metric and value instead (long); W&B's
-chart export, `Step` and `<run> - <metric>` columns; TensorBoard's scalar export, `Wall time, Step, Value` in a file
-named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...]`). A run named `<mode>-s<seed>`
-needs no columns mode and seed. A table with a column of texts, or of whole lengths that has several rows per step,
-holds completions, not curves.
-
-Completions are never in memory as a whole, those of a .json file apart. Curves are small.
+Shapes of curves: columns mode, seed, step and one per metric (wide), or metric and value (long); W&B's chart export,
+`Step` and `<run> - <metric>`; TensorBoard's scalars, `Wall time, Step, Value` (or JSON triples) in a file named
+`run-<run>-tag-<metric>.csv`. A run named `<mode>-s<seed>` needs no columns mode and seed. A table with a column of
+texts, or of whole lengths that has several rows per step, holds completions. These are never in memory as a whole,
+those of a .json file apart; curves are small.
 """
 
 import json
@@ -99,22 +96,23 @@ class _Table:
         """Stage the file's completions, and add its curves to the runs' logs."""
         self.damage = self.request.damage.part()
         header = list(first_fields(self.file))
-        if not (self._columns("completion", header) and set(header).issuperset(self.request.columns.values())):
+        texts = self._usual("completion", header)
+        if not (texts and set(header).issuperset(self.request.columns.values())):
             header = list(first_fields(self.file, None))
+            texts = self._usual("completion", header)
         if not header:
             self.damage.add(str(self.file), "holds no row")
             return
         step = _step_column(header, self.file, self.request)
         tidied = _tidier(self.file, header, step, self.request)
-        texts, lengths = (self._columns(name, header) for name in ("completion", "length"))
         staged: dict[Key, bool] = {}
-        if tidied is None and (texts or lengths):
+        if tidied is None and (texts or self._usual("length", header)):
             staged = self._stage(header, step, bool(texts))
         if not staged or not all(staged.values()):
             self._add_curves(tidied or (lambda row: [row]), staged)
 
-    def _columns(self, field_name: str, header: list[str]) -> list[str]:
-        return self.request.every_column(field_name, ROW_NAMES[field_name], header, str(self.file))
+    def _usual(self, ours: str, header: list[str]) -> list[str]:
+        return self.request.every_column(ours, ROW_NAMES.get(ours, ()), header, str(self.file))
 
     def _run(self, key: Key) -> IngestedRun:
         if key not in self.runs:
@@ -127,13 +125,10 @@ class _Table:
     def _stage(self, header: list[str], step: str, texts: bool) -> dict[Key, bool]:
         """Stage the rows of the table; the runs that they are of, and whether they are completions: texts, or several
         whole lengths a step. Rows that name no run are damage."""
-        staging, place = self.request.staging, str(self.file)
+        staging = self.request.staging
         # A usual column may begin late.
-        columns = {
-            ours: self.request.every_column(ours, usual, [*header, *usual], place)
-            for ours in ROW_FIELDS
-            for usual in [ROW_NAMES.get(ours, ())]
-        } | {"step": [step]}
+        columns = {ours: self._usual(ours, [*header, *ROW_NAMES.get(ours, ())]) for ours in ROW_FIELDS}
+        columns["step"] = [step]
         axes = self._axes(header)
         staging.add_documents(documents(self.file, self.damage, staging.con), columns, self.file, axes)
         found: dict[Key, list[str]] = {}
