@@ -247,12 +247,13 @@ class Numbered:
         """Whether every row is there twice, as in a file that was appended to itself."""
         return bool(self._staging.rows(_TWICE)[0][0])
 
-    def tables(self) -> Iterator[pa.Table]:
-        """The rows, in order, in the columns of `rollouts`, some thousand at a time."""
+    def tables(self, constant: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """The rows, in order, in the columns of `rollouts`, some thousand at a time, and columns of one value."""
+        same = ", ".join(f'${name} AS "{name}"' for name in constant)
         chars = f"CAST({'NULL' if self.in_tokens else 'chars'} AS BIGINT) AS length_chars"
         for first in range(0, self.facts["rows"], ROWS_AT_ONCE):
-            sql = _ROWS.replace("LENGTHS", f"{self._length}, {chars}")
-            yield self._table(sql, first=first, end=first + ROWS_AT_ONCE)
+            sql = _ROWS.replace("LENGTHS", f"{self._length}, {chars}, {same}")
+            yield self._table(sql, first=first, end=first + ROWS_AT_ONCE, **constant)
 
 
 def _insert_sql(reading: Reading) -> str:

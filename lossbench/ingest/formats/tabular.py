@@ -10,7 +10,7 @@ those of a .json file apart; curves are small.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,11 +90,13 @@ class _Table:
     source: Path
     runs: dict[Key, IngestedRun]
     request: Request
-    damage: Damage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.damage = self.request.damage.part()
+        self.name, self.mode, self.seed = naming(self.file, self.request.top)
 
     def read(self) -> None:
         """Stage the file's completions, and add its curves to the runs' logs."""
-        self.damage = self.request.damage.part()
         header = list(first_fields(self.file))
         texts = self._usual("completion", header)
         if not (texts and set(header).issuperset(self.request.columns.values())):
@@ -116,8 +118,7 @@ class _Table:
 
     def _run(self, key: Key) -> IngestedRun:
         if key not in self.runs:
-            own, mode, _ = naming(self.file, self.request.top)
-            name = one_line(key.run or (own if key.mode in (None, mode) else f"{key.mode}-s{key.seed}"))
+            name = one_line(key.run or (self.name if key.mode in (None, self.mode) else f"{key.mode}-s{key.seed}"))
             damage = self.request.damage.part()
             self.runs[key] = IngestedRun(self.source, name, mode=key.mode, seed=key.seed, damage=damage)
         return self.runs[key]
@@ -162,7 +163,7 @@ class _Table:
         None where its seed is not a number."""
         mode, seed, run = (row.get(name) for name in axes)
         name = None if run is None else str(run)
-        named = (mode_and_seed(name) or (None, None)) if name else naming(self.file, self.request.top)[1:]
+        named = (mode_and_seed(name) or (None, None)) if name else (self.mode, self.seed)
         if axes[0] not in header:
             mode = named[0]
         own_seed = whole(seed) if axes[1] in header else named[1]
