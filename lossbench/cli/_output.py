@@ -8,22 +8,12 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from lossbench.text import clean, spreadsheet_cell
 
 _UNBOUNDED = 1_000_000  # columns of a pipe
 _GAP = 3  # between two columns
-
-
-class Format(StrEnum):
-    """Output format of data on stdout."""
-
-    table = "table"
-    json = "json"
-    csv = "csv"
-    md = "md"
 
 
 def talk(message: str) -> None:
@@ -62,7 +52,7 @@ def _in_plain(error: UnicodeError) -> tuple[str, int]:
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, format: str = "table") -> None:
     """Print `rows` on stdout, their `columns` in this order (default: those of the first row)."""
     names = list(columns) if columns is not None else list(rows[0]) if rows else []
-    render = {"table": _as_table, "json": _as_json, "csv": _as_csv, "md": _as_markdown}[str(format)]
+    render = {"table": _as_table, "json": _as_json, "csv": _as_csv, "md": _as_markdown}[format]
     show(render(names, [[row.get(name) for name in names] for row in rows]))
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Argument, Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ _SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
 
 def reproduce(
     recipe: Annotated[str, Argument(help="A recipe that states claims.")] = "dr-grpo",
-    smoke: Annotated[bool, Option("--smoke", help="Two minutes instead of forty: too small for verdicts.")] = False,
-    probe: Annotated[bool, Option(help="Also probe the frozen policy, which one claim needs.")] = True,
+    smoke: Annotated[bool, o.option("Two minutes instead of forty: too small for verdicts.", "--smoke")] = False,
+    probe: Annotated[bool, o.option("Also probe the frozen policy, which one claim needs.")] = True,
     sampler: o.SamplerOption = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
     retry_failed: o.RetryFailedOption = False,
     out: o.SweepOutOption = None,
-    format: o.FormatOption = Format.table,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Run a pre-stated recipe and judge its claims: the paper's figure, ours with its interval, and the verdict.

@@ -4,10 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 from lossbench.loss.lazy import np
 
@@ -22,19 +20,17 @@ _BAR_COLUMNS = 40
 
 
 def weights(
-    lengths: Annotated[o.Text, Option(help="Tokens of each completion: 10,100.")] = None,
-    rewards: Annotated[o.Text, Option(help="Reward of each completion: 1,0; adds the advantages.")] = None,
-    modes: Annotated[str, Option(help="Modes to compare, a comma list.")] = _DEFAULT_MODES,
-    prompts: Annotated[o.Text, Option(help="Prompt of each completion: 0,0,1,1. Default: one prompt.")] = None,
-    horizon: Annotated[float | None, Option(help="Constant H in tokens. Default: the longest completion.")] = None,
-    micro_batch_rows: Annotated[int | None, Option(help="Rows per micro-batch. Default: all in one.")] = None,
-    match_scale: Annotated[bool, Option(help="Rescale every mode's weights to add up to 1/H.")] = False,
-    losses: Annotated[
-        o.Text, Option(help="Token losses, rows split by ';': '1,1,1,1;3,3'. Prints each mode's loss.")
-    ] = None,
-    mask: Annotated[o.Text, Option(help="0/1 for each token loss, in the same layout.")] = None,
-    plot: Annotated[Path | None, Option(help="Write a figure (png, svg, pdf) here.")] = None,
-    format: o.FormatOption = Format.table,
+    lengths: Annotated[o.Text, o.option("Tokens of each completion: 10,100.")] = None,
+    rewards: Annotated[o.Text, o.option("Reward of each completion: 1,0; adds the advantages.")] = None,
+    modes: Annotated[str, o.option("Modes to compare, a comma list.")] = _DEFAULT_MODES,
+    prompts: Annotated[o.Text, o.option("Prompt of each completion: 0,0,1,1. Default: one prompt.")] = None,
+    horizon: Annotated[o.Number, o.option("Constant H in tokens. Default: the longest completion.")] = None,
+    micro_batch_rows: Annotated[o.Count, o.option("Rows per micro-batch. Default: all in one.", min=1)] = None,
+    match_scale: Annotated[bool, o.option("Rescale every mode's weights to add up to 1/H.")] = False,
+    losses: Annotated[o.Text, o.option("Token losses, rows split by ';': '1,1;3,3'. Prints each mode's loss.")] = None,
+    mask: Annotated[o.Text, o.option("0/1 for each token loss, in the same layout.")] = None,
+    plot: Annotated[o.File, o.option("Write a figure (png, svg, pdf) here.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """Show how much weight each completion gets, per token and as a whole, and how weight grows with length.
 
@@ -64,7 +60,7 @@ def weights(
     weights_of = {name: weights_N for name, (weights_N, _) in weighed.items()}
     if plot is not None:
         _plot(plot, weights_of, lengths_N)
-    elif format == Format.table:
+    elif format == "table":
         _bars(weights_of, lengths_N)
 
 
@@ -112,8 +108,6 @@ def _weigh(
     from lossbench.loss.advantages import advantages, parse_advantage
     from lossbench.loss.window import window_weights
 
-    if micro_batch_rows is not None and micro_batch_rows < 1:
-        raise UsageError(f"--micro-batch-rows is {micro_batch_rows}; valid: 1 or more")
     micro_N = np.arange(len(lengths_N)) // (micro_batch_rows or len(lengths_N))
     found: dict[str, tuple[Array, Array | None]] = {}
     for mode in modes:
