@@ -47,7 +47,7 @@ CorrectAboveOption = Annotated[
 
 
 def items(text: str) -> list[Any]:
-    """The items of a comma list, whose kinds whoever takes them checks."""
+    """The items of a comma list, their kinds unchecked."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
