@@ -26,8 +26,9 @@ _ROWS = ["step", "generation", "group", "length_tokens", "reward", "token_weight
 
 @dataclass(frozen=True)
 class LogFinding:
-    """What a log's loss tells: the modes that predict it, in full spelling, with the constant H of the first (tokens)
-    where it has one, over `steps` on-policy steps; `sentence` says so, or why it cannot be told."""
+    """The modes, in full spelling, that predict a log's loss over `steps` on-policy steps, with the constant H (tokens)
+    of the first where it has one; `sentence` says so, or why it cannot be told.
+    """
 
     modes: tuple[str, ...]
     horizon: float | None
