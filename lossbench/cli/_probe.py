@@ -34,8 +34,7 @@ class Question:
 
 def question(modes: str, alphas: str, recipe: str, micro_batch_rows: int | None) -> Question:
     """The options that need no model. Raises UsageError for what cannot be read."""
-    from lossbench.loss.aggregations import parse_aggregation
-    from lossbench.loss.modes import parse_modes
+    from lossbench.loss.modes import dose_mode, parse_modes
     from lossbench.sweep.recipe import load_recipe
 
     try:
@@ -43,7 +42,7 @@ def question(modes: str, alphas: str, recipe: str, micro_batch_rows: int | None)
     except ValueError as error:
         raise UsageError(str(error)) from error
     try:
-        bound = [parse_aggregation(f"length-power:{item.strip()}") for item in alphas.split(",")]
+        bound = [dose_mode(float(item)).aggregation for item in alphas.split(",")]
     except ValueError as error:
         raise UsageError(f"--alphas '{alphas}': not a list of numbers; valid: 0,0.5,1,2") from error
     plan = load_recipe(recipe)

@@ -189,7 +189,7 @@ def _losses(
     """The scalar loss of each mode for given token losses; lengths come from the mask."""
     import torch
 
-    from lossbench.loss.masked_sums import check_mask, weighted_loss
+    from lossbench.loss.token_loss import check_mask, weighted_loss
 
     if lengths is not None:
         raise UsageError("--lengths and --losses exclude each other: with --losses the lengths come from --mask")

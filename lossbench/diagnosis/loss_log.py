@@ -26,9 +26,8 @@ _ROWS = ["step", "generation", "group", "length_tokens", "reward", "token_weight
 
 @dataclass(frozen=True)
 class LogFinding:
-    """The modes, in full spelling, that predict a log's loss over `steps` on-policy steps, with the constant H (tokens)
-    of the first where it has one; `sentence` says so, or why it cannot be told.
-    """
+    """Modes that predict a log's loss over `steps` on-policy steps, in full spelling; `sentence` says so, or why none
+    can be told. `horizon` is the constant H of the first, in tokens, where it has one."""
 
     modes: tuple[str, ...]
     horizon: float | None

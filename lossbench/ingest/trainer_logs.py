@@ -6,13 +6,13 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lossbench.errors import UsageError
 from lossbench.ingest.base import IngestedRun, Request
 from lossbench.ingest.fields import number, whole
 
 _USUAL: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt",),
+    "completion": ("completion",),
     "correct": ("correct", "accuracy", "accuracy_reward", "Accuracy", "MathAccuracy"),
     "advantage": ("advantage", "advantages"),
     "length": (),
@@ -58,16 +58,15 @@ class Rewards:
     """The reward functions of a run: their names in its log, and their weights where a file holds them.
 
     `weights` are in the order of the table's columns; none at all (`()`) are known to be 1 each, None is not known.
-    `notes` takes what the user should know of how the reward was made; `summands` are the columns last summed.
+    `notes` takes what the user should know of how the reward was made.
     """
 
     names: Sequence[str]
     weights: Sequence[float] | None = None
     notes: list[str] = field(default_factory=list)
-    summands: list[str] = field(default_factory=list)
 
-    def of(self, columns: Mapping[str, Sequence[Any]], request: Request, place: str) -> list[float | None] | None:
-        """The reward of each row of a table, None where it has no column of rewards.
+    def weights_in(self, columns: Mapping[str, Sequence[Any]], request: Request, place: str) -> Mapping[str, float]:
+        """The columns of a table whose weighted sum is the reward; none where it has no column of rewards.
 
         It is the mapped column; else the sum of those that the log names; else `reward`; else the sum of every column
         of numbers that is nothing else.
@@ -76,35 +75,23 @@ class Rewards:
         given = {mapped: 1.0} if mapped else request.reward_weights
         if missing := [name for name in given if name not in columns]:
             raise UsageError(f"{place}: no column '{missing[0]}' for --reward-weight; it has {', '.join(columns)}")
-        if given:
-            return self._sum(columns, given)
         named = [name for name in columns if name in self.names]
-        if not named and "reward" in columns:
-            return self._sum(columns, {"reward": 1.0})
+        if given or (not named and "reward" in columns):
+            return given or {"reward": 1.0}
         summands = named or _numeric_columns(columns, request)
-        if not summands:
-            return None
-        weights, doubt = self._weights(len(summands))
+        weights, doubt = self.weights or [1.0] * len(summands), ""
         if not named:
             doubt = "no log of the steps names the reward functions (--map reward=COLUMN)"
+        elif self.weights is None and len(summands) > 1:
+            doubt = "the log does not hold their weights (--reward-weight NAME=WEIGHT)"
+        if len(weights) != len(summands):
+            doubt = doubt or f"the arguments hold {len(weights)} reward weights for {len(summands)} columns"
+            weights = [1.0] * len(summands)
         kind = "the plain sum of " if set(weights) == {1.0} else "the weighted sum of "
         note = f"reward is {kind if len(summands) > 1 else ''}{', '.join(summands)}: {doubt}"
-        if doubt and note not in self.notes:
+        if summands and doubt and note not in self.notes:
             self.notes.append(note)
-        return self._sum(columns, dict(zip(summands, weights, strict=True)))
-
-    def _sum(self, columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
-        self.summands = [*weights]
-        return summed(columns, weights)
-
-    def _weights(self, functions: int) -> tuple[Sequence[float], str]:
-        """A weight for each function, and why they may be wrong."""
-        plain = [1.0] * functions
-        if self.weights is None:
-            return plain, "the log does not hold their weights (--reward-weight NAME=WEIGHT)" if functions > 1 else ""
-        if self.weights and len(self.weights) != functions:
-            return plain, f"the arguments hold {len(self.weights)} reward weights for {functions} columns"
-        return self.weights or plain, ""
+        return dict(zip(summands, weights, strict=True))
 
 
 def _numeric_columns(columns: Mapping[str, Sequence[Any]], request: Request) -> list[str]:
@@ -136,35 +123,27 @@ def stage_table(
     A row without a step is damage.
     """
     place = f"{file}, line {lines[0]}"
-    fields: dict[str, Sequence[Any]] = {}
+    weights = rewards.weights_in(columns, request, place)
+    names = request.fields(_USUAL, columns, place)
+    fields: dict[str, Sequence[Any]] = {ours: columns[name] for ours, name in names.items()}
     fields |= {name: [message_text(v) for v in columns[name]] for name in ("prompt", "completion") if name in columns}
-    names = {name: name for name in ("step", *fields)}
-    reward = rewards.of(columns, request, place)
-    if reward is not None:
-        fields["reward"], names["reward"] = reward, " + ".join(rewards.summands)
-    for name, usual in _USUAL.items():
-        column = request.column(name, usual, columns, place)
-        if column:
-            fields[name], names[name] = columns[column], column
-    run.read |= names
-    run.seen.update(dict.fromkeys(columns))
+    if weights:
+        fields["reward"], names["reward"] = weighted_sum(columns, weights), " + ".join(weights)
+    run.saw({"step": "step"} | names, columns)
     steps = columns["step"]
     good = [whole(step) is not None for step in steps]
-    for i, known in enumerate(good):
+    for line, step, known in zip(lines, steps, good, strict=True):
         if not known:
-            request.damage.add(f"{file}, line {lines[i]}", f"step {steps[i]!r} is no number")
+            run.damage.add(f"{file}, line {line}", f"step {step!r} is no number")
     fields = {name: list(compress(values, good)) for name, values in {"step": steps, **fields}.items()}
     request.staging.add(fields, list(compress(lines, good)), run.keys[0], file)
 
 
-def summed(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
+def weighted_sum(columns: Mapping[str, Sequence[Any]], weights: Mapping[str, float]) -> list[float | None]:
     """Row by row weighted sum of columns; nulls and NaN are left out, a row of nothing else is null."""
-    values_FN = np.array([list(map(number, columns[name])) for name in weights], dtype=float)  # None is NaN
-    weighted_FN = np.array([*weights.values()])[:, None] * values_FN
-    known_FN = ~np.isnan(values_FN)
-    known_N = known_FN.sum(axis=0) > 0
-    totals_N = np.where(known_FN, weighted_FN, 0.0).sum(axis=0)
-    return [total if known else None for total, known in zip(totals_N.tolist(), known_N.tolist(), strict=True)]
+    rows = zip(*(map(number, columns[name]) for name in weights), strict=True)
+    known = ([w * v for w, v in zip(weights.values(), row, strict=True) if v is not None] for row in rows)
+    return [sum(values) if values else None for values in known]
 
 
 def message_text(value: Any) -> str | None:
