@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lossbench.cli._shared import print_anywhere, talk
+from lossbench.cli._output import print_anywhere, talk
 from lossbench.errors import UsageError
 from lossbench.version import __version__
 

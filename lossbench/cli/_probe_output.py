@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lossbench.cli._shared import print_table, show
+from lossbench.cli._output import print_table, show
 from lossbench.probe.drift import Drift
 from lossbench.probe.findings import Findings
 

@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from lossbench.cli._shared import Format, FormatOption, print_table, show, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import Format, print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
-    copy: Annotated[Path | None, typer.Option(help="Write the recipe to this file, to be edited.")] = None,
-    format: FormatOption = Format.table,
+    name: Annotated[o.Text, Argument(help="Print this recipe.")] = None,
+    copy: Annotated[Path | None, Option(help="Write the recipe to this file, to be edited.")] = None,
+    format: o.FormatOption = Format.table,
 ) -> None:
     """List the recipes, or print or copy one.
 

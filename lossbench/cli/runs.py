@@ -4,9 +4,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from lossbench.cli._shared import Format, FormatOption, print_table, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import Format, print_table, talk
 
 
 class Status(StrEnum):
@@ -20,9 +21,9 @@ class Status(StrEnum):
 
 
 def runs(
-    folder: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
-    status: Annotated[Status | None, typer.Option(help="Only runs in this state.")] = None,
-    format: FormatOption = Format.table,
+    folder: Annotated[Path | None, Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
+    status: Annotated[Status | None, Option(help="Only runs in this state.")] = None,
+    format: o.FormatOption = Format.table,
 ) -> None:
     """List a sweep's runs: status, progress, last reward and length, time, and the log of what failed.
 

@@ -14,7 +14,6 @@ from lossbench.loss.lazy import Array, ArrayLike, np
 from lossbench.registry import Registry
 
 Axis = Literal["centre", "scale", "whitening"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class Part:
     """One choice on one axis.
 
     `compute` gives a centre's baseline (B,), a scale's divisor (B,), or the weight (B,) of each row in a whitening's
-    moments. Where a baseline is not defined the advantage is 0. `needs_others` marks baselines of the other rows,
-    `batch_wide` parts that look beyond the row's group.
+    moments. `needs_others` marks baselines of the group's other rows, `batch_wide` parts that look beyond the group.
     """
 
     name: str
@@ -200,15 +198,11 @@ def parse_advantage(text: str) -> Advantage:
     for name in (item.strip() for item in text.split("+")):
         part = PARTS[name]
         if part.axis in found:
-            centres, scales = (", ".join(p.name for p in PARTS.values() if p.axis == axis) for axis in AXES[:2])
             both = f"'{found[part.axis].name}' and '{name}'"
-            raise ValueError(
-                f"advantage '{text}' names two of one kind, {both}; valid: [centre+]scale[+whiten-rows or"
-                f" whiten-tokens] of centres {centres} and scales {scales}"
-            )
+            axes = "; ".join(f"{a}: {', '.join(p.name for p in PARTS.values() if p.axis == a)}" for a in get_args(Axis))
+            raise ValueError(f"advantage '{text}' names two of one kind, {both}; valid: one of each, {axes}")
         found[part.axis] = part
-    defaults: dict[Axis, Part] = {"centre": PARTS["center-mean"], "scale": PARTS["none"]}
-    return Advantage(**{**defaults, **found})
+    return Advantage(**{"centre": PARTS["center-mean"], "scale": PARTS["none"], **found})
 
 
 def advantages(
@@ -218,8 +212,8 @@ def advantages(
     """The advantages (B,) of one generation's rows, float64.
 
     `group_ids_B` (B,) names each row's prompt, in any order; `lengths_B` (B,) counts its live tokens (default: one
-    each). A NaN reward is missing: left out of all moments, advantage 0. Rewards that differ by rounding alone are
-    equal. Source: TRL 1.16 for the scales (eps 1e-4); the parts name theirs. Raises ValueError for an unknown
+    each). A NaN reward is missing: left out of all moments, advantage 0; so is the advantage where a baseline is not
+    defined. Rewards that differ by rounding alone are equal. `eps` is TRL's. Raises ValueError for an unknown
     advantage, a negative eps, rewards that a part does not take and shapes that disagree.
     """
     chosen = parse_advantage(advantage) if isinstance(advantage, str) else advantage

@@ -115,8 +115,7 @@ def dose_mode(alpha: float, advantage: str = "none") -> Mode:
 
 def is_half_dr_grpo(agg_mode: str, scale_rewards: str) -> bool:
     """Whether a mode has Dr. GRPO's constant divisor, but keeps the std in the advantage, as TRL's loss_type alone."""
-    _, divisor, scale = PRESETS["dr_grpo"]
-    return agg_mode == divisor and scale_rewards != scale
+    return agg_mode == PRESETS["dr_grpo"][1] and scale_rewards != PRESETS["dr_grpo"][2]
 
 
 def catalogue() -> list[Mode]:
@@ -127,10 +126,8 @@ def catalogue() -> list[Mode]:
     weighted = {mode.aggregation.entry.name for mode in found if mode.loss_type == clip}
     others = [entry for entry in AGGREGATIONS.values() if entry.name not in weighted]
     found += [make_mode(clip, f"{entry.name}:0.5" if entry.takes_alpha else entry.name) for entry in others]
-    for name in PARTS:
-        if name not in {part.name for mode in found for part in parse_advantage(mode.advantage).parts}:
-            found.append(make_mode(clip, agg_mode, name))
-    return found
+    had = {part.name for mode in found for part in parse_advantage(mode.advantage).parts}
+    return found + [make_mode(clip, agg_mode, name) for name in PARTS if name not in had]
 
 
 def parse_modes(text: str) -> list[Mode]:

@@ -116,9 +116,7 @@ def _vespo_active(tokens: Tokens, constants: _Vespo) -> Tensor:
 def _gmpo(tokens: Tokens, constants: _Gmpo) -> Tensor:
     log_ratio_BT = tokens.log_ratio_BT
     inside_BT = log_ratio_BT.clamp(-constants.gmpo_epsilon, constants.gmpo_epsilon)
-    one_sided_BT = torch.where(
-        tokens.advantages_BX > 0, torch.minimum(log_ratio_BT, inside_BT), torch.maximum(log_ratio_BT, inside_BT)
-    )
+    one_sided_BT = torch.where(_gmpo_active(tokens, constants), inside_BT, log_ratio_BT)
     return (-torch.exp(tokens.row_means(one_sided_BT)) * tokens.advantages_BX).expand_as(log_ratio_BT)
 
 

@@ -75,9 +75,7 @@ class Surrogate:
 
     def constants_of(self, params: Params = None) -> Constants:
         """This surrogate's constants out of any model that has them (settings, a recipe); its defaults for the rest."""
-        found = self.constants() if params is None else params
-        if not isinstance(found, self.constants):
-            found = self.constants.model_validate(found, from_attributes=True)
+        found = self.constants.model_validate(params or self.constants(), from_attributes=True)
         if self.sequence_level and found.importance_sampling_level == "token":
             found = found.model_copy(update={"importance_sampling_level": "sequence"})
         return found
