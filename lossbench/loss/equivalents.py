@@ -156,10 +156,8 @@ _SWIFT_TEXT = "--loss_type {loss} --importance_sampling_level {level} {advantage
 _SWIFT = Framework(
     name="ms-swift 4.6",
     losses={
-        "grpo": {agg_mode: name for agg_mode, name in _CLIP.items() if name != "luspo"},
-        "gspo": {agg_mode: name for agg_mode, name in _SEQUENCE.items() if _CLIP[agg_mode] != "luspo"},
-        "cispo": {"token-mean": "cispo"},
-        "sapo": {"seq-mean-token-mean": "sapo"},
+        surrogate: {agg_mode: name for agg_mode, name in _TRL.losses[surrogate].items() if "luspo" not in name}
+        for surrogate in ("grpo", "gspo", "cispo", "sapo")
     },
     settings={
         **dict.fromkeys(("grpo", "gspo"), f"{_SWIFT_TEXT} --epsilon 0.2 --epsilon_high 0.2 {{aggregation}}"),
@@ -167,10 +165,8 @@ _SWIFT = Framework(
         "sapo": f"{_SWIFT_TEXT} --tau_pos 1.0 --tau_neg 1.05",
     },
     aggregations={"seq-mean-token-sum-norm": "--max_completion_length H"},
-    advantages={
-        **{scale: f"--scale_rewards {scale}" for scale in TRL_SCALES},
-        "loo": "--scale_rewards none --advantage_estimator rloo",
-    },
+    advantages={scale: f"--scale_rewards {scale}" for scale in TRL_SCALES}
+    | {"loo": "--scale_rewards none --advantage_estimator rloo"},
     nearest="a loss_type of ms-swift with --scale_rewards group, batch or none",
     conditions={
         "": "--beta is 0.04 unless set",
@@ -187,53 +183,42 @@ _OPENRLHF = Framework(
     nearest="token-mean with estimator dr_grpo, which takes the std away and adds no constant divisor",
     conditions={"": "estimator dr_grpo is the advantage alone\nempty rows are left out of the sequence count"},
 )  # fmt: skip
+_SKYRL_TEXT = (
+    "trainer.algorithm.policy_loss_type=%s\ntrainer.algorithm.loss_reduction={loss}{aggregation}\n"
+    "trainer.algorithm.advantage_estimator=grpo\ntrainer.algorithm.grpo_norm_by_std={advantage}"
+)
 _SKYRL_AGG = {
     "token-mean": "token_mean", "micro-token-mean": "token_mean_legacy", "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "seq_mean_token_sum_norm", "prompt-mean": "prompt_mean",
 }  # fmt: skip
-
-
-def _skyrl(loss_type: str) -> str:
-    lines = f"policy_loss_type={loss_type}", "loss_reduction={loss}{aggregation}", "advantage_estimator=grpo"
-    return "\n".join(f"trainer.algorithm.{line}" for line in (*lines, "grpo_norm_by_std={advantage}"))
-
-
 _SKYRL = Framework(
     name="SkyRL 0.3",
-    losses=dict.fromkeys(("grpo", "gspo"), _SKYRL_AGG),
-    settings={"grpo": _skyrl("regular"), "gspo": _skyrl("gspo")},
+    losses={"grpo": _SKYRL_AGG, "gspo": _SKYRL_AGG},
+    settings={"grpo": _SKYRL_TEXT % "regular", "gspo": _SKYRL_TEXT % "gspo"},
     aggregations={"seq-mean-token-sum-norm": "\ntrainer.algorithm.max_seq_len=H"},
     advantages={"group": "true", "none": "false"},
     nearest="loss_reduction token_mean, sequence_mean, seq_mean_token_sum_norm or prompt_mean with estimator grpo",
     conditions={"": "KL and entropy terms are not reduced by loss_reduction: they keep a mean per sequence"},
 )
 _PRIME = Framework(
-    name="prime-rl",
-    losses={"dppo": {"token-mean": "default"}},
-    settings={"dppo": ""},
-    advantages={"none": ""},
+    name="prime-rl", losses={"dppo": {"token-mean": "default"}}, settings={"dppo": ""}, advantages={"none": ""},
     nearest="dppo@token-mean/none, which is its one loss",
-    conditions={
-        "": "its default loss adds 1e-3·(log r)² to the masked policy term\nanother loss is given by import path"
-    },
-)
+    conditions={"": "its default loss adds 1e-3·(log r)² to the masked policy term\n"
+                    "another loss is given as an import path"},
+)  # fmt: skip
 _SLIME_AGG = {"seq-mean-token-mean": "default", "token-mean": "per-token loss"}
 _SLIME = Framework(
     name="slime",
-    losses=dict.fromkeys(("grpo", "gspo"), _SLIME_AGG),
-    settings={
-        "grpo": "--eps-clip 0.2 --eps-clip-high 0.2\n{aggregation}\n{advantage}",
-        "gspo": "--advantage-estimator gspo\n{aggregation}\n{advantage}",
-    },
+    losses={"grpo": _SLIME_AGG, "gspo": _SLIME_AGG},
+    settings={"grpo": "--eps-clip 0.2 --eps-clip-high 0.2\n{aggregation}\n{advantage}",
+              "gspo": "--advantage-estimator gspo\n{aggregation}\n{advantage}"},
     aggregations={"token-mean": "--calculate-per-token-loss"},
     advantages={"group": "", "none": "--disable-grpo-std-normalization"},
     nearest="the default (seq-mean-token-mean), or a reducer by --custom-pg-loss-reducer-function-path",
-    conditions={
-        "": "the mean of a row that was sampled in several parts is over all its parts\n"
-        "with --calculate-per-token-loss an empty row counts as one token\n"
-        "its eps beside the deviation is 1e-6, here 1e-4",
-    },
-)
+    conditions={"": "the mean of a row that was sampled in several parts is over all its parts\n"
+                    "with --calculate-per-token-loss an empty row counts as one token\n"
+                    "its eps beside the deviation is 1e-6, here 1e-4"},
+)  # fmt: skip
 _ALL = (_TRL, _VERL, _SWIFT, _OPENRLHF, _SKYRL, _PRIME, _SLIME)
 FRAMEWORKS = tuple(framework.name for framework in _ALL)
 

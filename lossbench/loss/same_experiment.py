@@ -6,6 +6,7 @@ ratio holds over all of them: a single window would make token-mean look proport
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeGuard
 
@@ -55,54 +56,43 @@ class Equality:
         return f"{self.second} is {self.ratio:g} times {self.first} here: one direction, told apart only by {only}"
 
 
-@dataclass(frozen=True)
-class _Window:
-    """A window's rows, and the N rewards, groups and lengths of the generation out of which `picked_B` were picked."""
+def _sample_window(setup: Setup, index: int) -> Callable[[Mode], Tensor]:
+    """One window of a fresh generation of N rows, as the function from a mode to the gradient of its loss (cells).
 
-    logp_BT: Tensor
-    noise_BT: Tensor
-    mask_BT: Tensor
-    picked_B: Tensor
-    rewards_N: Tensor
-    groups_N: Tensor
-    lengths_N: Tensor
-
-
-def _sample_window(setup: Setup, index: int) -> _Window:
-    """One window of a fresh generation; the reward spread grows with the index, lengths are uniform."""
+    The reward spread grows with the index; lengths are uniform.
+    """
     generator = torch.Generator().manual_seed(_SEED + index)
     rows = setup.rows_per_micro_batch * setup.micro_batches
     generated = math.ceil(rows * setup.windows_per_generation / setup.num_generations) * setup.num_generations
     lengths_B = torch.randint(1, _WIDTH + 1, (rows,), generator=generator)
     rewards_N = (torch.rand(generated, generator=generator) < 0.5).double()
     rewards_N += torch.randn(generated, generator=generator, dtype=torch.float64) * index
-    logp_BT = -torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1
+    rewards_N -= rewards_N.min()
+    sampled_BT = -torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1
     noise_BT = torch.randn(rows, _WIDTH, generator=generator, dtype=torch.float64) * 0.4
     picked_B = torch.randperm(generated, generator=generator)[:rows]
     lengths_N = torch.randint(1, _WIDTH + 1, (generated,), generator=generator)
     lengths_N[picked_B] = lengths_B
     mask_BT, groups_N = torch.arange(_WIDTH) < lengths_B[:, None], torch.arange(generated) // setup.num_generations
-    return _Window(logp_BT, noise_BT, mask_BT, picked_B, rewards_N - rewards_N.min(), groups_N, lengths_N)
 
+    def gradient(mode: Mode) -> Tensor:
+        logp_BT = sampled_BT.clone().requires_grad_()
+        old_BT = sampled_BT if setup.on_policy else sampled_BT - noise_BT
+        adv_B = advantages(rewards_N, groups_N, mode.advantage, lengths_N)[picked_B.numpy()]
+        loss_BT = mode.surrogate.fn(logp_BT, old_BT, torch.from_numpy(adv_B), mask_BT, setup.params)
+        weights_B = window_weights(
+            mode.aggregation, lengths_B, groups_N[picked_B], horizon=setup.horizon, advantages_N=adv_B,
+            micro_ids_N=torch.arange(rows) // setup.rows_per_micro_batch, match_scale=setup.match_scale,
+        )  # fmt: skip
+        return torch.autograd.grad(weighted_loss(loss_BT, mask_BT, weights_B), logp_BT)[0].flatten()
 
-def _gradient(mode: Mode, setup: Setup, window: _Window) -> Tensor:
-    """Gradient of the window's loss with respect to the log-probabilities, flattened."""
-    logp_BT = window.logp_BT.clone().requires_grad_()
-    old_BT = window.logp_BT if setup.on_policy else window.logp_BT - window.noise_BT
-    adv_B = advantages(window.rewards_N, window.groups_N, mode.advantage, window.lengths_N)[window.picked_B.numpy()]
-    loss_BT = mode.surrogate.fn(logp_BT, old_BT, torch.from_numpy(adv_B), window.mask_BT, setup.params)
-    weights_B = window_weights(
-        mode.aggregation, window.mask_BT.sum(-1), window.groups_N[window.picked_B], horizon=setup.horizon,
-        micro_ids_N=torch.arange(len(logp_BT)) // setup.rows_per_micro_batch, advantages_N=adv_B,
-        match_scale=setup.match_scale,
-    )  # fmt: skip
-    return torch.autograd.grad(weighted_loss(loss_BT, window.mask_BT, weights_B), logp_BT)[0].flatten()
+    return gradient
 
 
 def _gradients(modes: list[Mode], setup: Setup) -> list[Tensor]:
     """Each mode's gradients on all sample windows, (windows, cells)."""
     windows = [_sample_window(setup, index) for index in range(_WINDOWS)]
-    return [torch.stack([_gradient(mode, setup, window) for window in windows]) for mode in modes]
+    return [torch.stack([gradient(mode) for gradient in windows]) for mode in modes]
 
 
 def _ratio(first: Tensor, second: Tensor) -> float | None:
