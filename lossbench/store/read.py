@@ -254,7 +254,7 @@ class Sweep:
 
     @contextmanager
     def _damage_named(self, path: Path) -> Iterator[None]:
-        """Where the file cannot be read, `problems` says so, and the rest of the block is passed over."""
+        """Name the file in `problems` where the block cannot read it, and pass over the rest of the block."""
         try:
             yield
         except UsageError as error:
@@ -268,7 +268,7 @@ class Sweep:
 
 
 def _joined(tables: list[pa.Table], name: str, columns: list[str] | None) -> pa.Table:
-    """The tables as one, in the schema's types where there are none."""
+    """The tables as one; without any, one in the schema's types that has no rows."""
     if tables:
         return pa.concat_tables(tables).unify_dictionaries()
     return schema_for(name).empty_table().select(columns or schema_for(name).names)
