@@ -33,13 +33,13 @@ def choose_device(asked: str) -> str:
     """`asked`, with "auto" resolved: the GPU where there is one. Raises UsageError for a missing device."""
     if asked == "cpu":
         return asked
-    if asked != "auto" and asked.partition(":")[0] != "cuda":
+    if asked == "auto":
+        return "cuda" if _has_gpu() else "cpu"
+    if asked.partition(":")[0] != "cuda":
         raise UsageError(unknown("device", asked, DEVICES))
-    if _has_gpu():
-        return "cuda" if asked == "auto" else asked
-    if asked != "auto":
+    if not _has_gpu():
         raise UsageError(f"device '{asked}': torch sees no GPU here; valid: auto, cpu")
-    return "cpu"
+    return asked
 
 
 def _has_gpu() -> bool:
@@ -79,4 +79,4 @@ def torch_dtype(name: str) -> Any:
     """The `torch.dtype` of that name."""
     import torch
 
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return getattr(torch, name)

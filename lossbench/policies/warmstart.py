@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lossbench.errors import UsageError
 from lossbench.locks import exclusive
-from lossbench.policies.pretrained import hide_progress_bars
+from lossbench.policies.loaded import hide_progress_bars
 from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 from lossbench.tasks.selfcheck import SelfCheck
 
@@ -28,19 +28,18 @@ POLICY_FILE = "policy.json"
 ATTEMPTS = 3
 _SEEDS_APART = 1_000_003  # of one attempt from the next
 IGNORED = -100
+_PASS_ROWS = 16  # rows that share a pass through the model: neighbours in length, which halves the padding
 _SHORT_TOKENS = 20  # rows up to this length are passed through the model together: there is little padding to save
-
 
 OnStep = Callable[[int, int], None]
 
 
 def cache_dir() -> Path:
     """Folder of built policies: `LOSSBENCH_CACHE`, else the platform's cache folder."""
-    if override := os.environ.get("LOSSBENCH_CACHE"):
-        return Path(override).expanduser()
-    import platformdirs
+    from platformdirs import user_cache_path
 
-    return Path(platformdirs.user_cache_dir("lossbench"))
+    override = os.environ.get("LOSSBENCH_CACHE")
+    return Path(override).expanduser() if override else user_cache_path("lossbench")
 
 
 def policy_key(policy: TinyPolicy) -> str:
@@ -131,8 +130,7 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
 
 
 def accuracy(model, tokenizer) -> float:
-    """Probability that a sampled completion answers its prompt rightly, mean over all hundred sums; computed, not
-    sampled."""
+    """Probability that a sampled completion gives the right answer, mean over all hundred sums, without sampling."""
     import torch
 
     prompts = SelfCheck().train_prompts
@@ -177,15 +175,11 @@ def _rows(policy: TinyPolicy, phase: Phase, tokenizer, rng: random.Random) -> li
     return sorted(rows, key=lambda row: len(row[0]))
 
 
-def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int, pass_rows: int = 16) -> None:
-    """Add the gradient of the mean cross-entropy per completion token over all rows.
-
-    Neighbours in length share a pass, which halves the padding; the sum over passes is the gradient of the whole batch.
-    """
+def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int) -> None:
+    """Add the gradient of the mean cross-entropy per completion token over all rows, which are sorted by length."""
     import torch
 
-    if len(rows[-1][0]) <= _SHORT_TOKENS:
-        pass_rows = len(rows)
+    pass_rows = len(rows) if len(rows[-1][0]) <= _SHORT_TOKENS else _PASS_ROWS
     tokens = sum(len(ids) - prompt for ids, prompt in rows)
     for start in range(0, len(rows), pass_rows):
         part = rows[start : start + pass_rows]

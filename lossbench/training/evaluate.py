@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from lossbench.policies.loaded import LoadedPolicy
-from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.sampling.draws import row_uniforms
+from lossbench.sampling.rollouts import sample
 from lossbench.tasks.base import Task
 from lossbench.tasks.judging import judge
 from lossbench.training.rollout_data import eval_prompts

@@ -29,8 +29,9 @@ from lossbench.loss.token_loss import kl_BT
 from lossbench.loss.window import Layout, Window
 from lossbench.policies.fit import check_balancing_loss
 from lossbench.sampling.decode import unwrapped
+from lossbench.sampling.draws import row_uniforms
 from lossbench.sampling.prompts import prompt_positions
-from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.sampling.rollouts import sample
 from lossbench.store.step_row import Rollout, StepStats
 from lossbench.training.dropout import switch_dropout_off
 from lossbench.training.grpo_config import check_args, rollout_func, surrogate_params_of
