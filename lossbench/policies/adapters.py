@@ -14,7 +14,7 @@ ADAPTER_FILE = "adapter_config.json"
 _NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "r": (lambda r: isinstance(r, int) and r >= 1, "a whole number >= 1, as in --lora r=16"),
     "alpha": (lambda alpha: _is_number(alpha) and 0 < alpha < inf, "a number above 0, by default twice r"),
-    "dropout": (lambda share: _is_number(share) and 0 <= share < 1, "a number from 0 up to but not 1"),
+    "dropout": (lambda share: _is_number(share) and 0 <= share < 1, "from 0 up to but not 1"),
 }
 """The options that are numbers: whether a value fits, and what is valid."""
 
