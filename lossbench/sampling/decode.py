@@ -2,33 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.sampling.llama_decode import LlamaDecoder, computes_plain_llama
 from lossbench.sampling.prompts import forward, read_prompts
-
-
-class Decoder(Protocol):
-    """Model interface of the sampling loop. Rows are numbered 0..n-1 in their present order."""
-
-    def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """Read the distinct left-padded prompts (U, P), and return the batch's next-token logits (B, V).
-
-        Row b of the batch continues prompt `rows_B[b]`; `capacity` positions are what a row may reach, its prompt
-        included.
-        """
-        ...
-
-    def step(self, tokens_B: Tensor) -> Tensor:
-        """Append one token to each row (B) and return the next-token logits (B, V)."""
-        ...
-
-    def keep(self, rows_N: Tensor) -> None:
-        """Go on with these rows only; row i of the smaller batch is the present row `rows_N[i]`."""
-        ...
 
 
 @contextmanager
@@ -63,13 +43,20 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 class ModelDecoder:
-    """Decoding through an unwrapped model's own forward: any causal model with a plain key-value cache."""
+    """Decoding through an unwrapped model's own forward: any causal model with a plain key-value cache.
+
+    This is what the sampling loop asks of a decoder. Rows are numbered 0..n-1 in their present order.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """See `Decoder`. Raises UsageError where learned positions end below `capacity`, or no plain cache is kept."""
+        """Read the distinct left-padded prompts (U, P), and return the batch's next-token logits (B, V).
+
+        Row b of the batch continues prompt `rows_B[b]`; `capacity` positions are what a row may reach, its prompt
+        included. Raises UsageError where learned positions end below that, or the model keeps no plain cache.
+        """
         config = self._model.config
         limit = getattr(config, "max_position_embeddings", None)
         if limit is not None and getattr(config, "rope_parameters", None) is None and capacity > limit:
@@ -82,7 +69,7 @@ class ModelDecoder:
         return logits_UV[rows_B]
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """Append one token to each row (B) and return the next-token logits (B, V)."""
         self._width += 1
         logits_BV = forward(
             self._model, tokens_B[:, None], self._mask_BT[:, : self._width], self._positions_B[:, None], self._cache
@@ -91,10 +78,13 @@ class ModelDecoder:
         return logits_BV
 
     def keep(self, rows_N: Tensor) -> None:
-        """See `Decoder`."""
+        """Go on with these rows only; row i of the smaller batch is the present row `rows_N[i]`."""
         self._cache.batch_select_indices(rows_N)
         self._positions_B = self._positions_B[rows_N]
         self._mask_BT = self._mask_BT[rows_N]
+
+
+Decoder = LlamaDecoder | ModelDecoder
 
 
 def make_decoder(model: nn.Module) -> Decoder:

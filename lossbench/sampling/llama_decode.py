@@ -137,7 +137,7 @@ class LlamaDecoder:
         self._model = model
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """See `Decoder`."""
+        """See `ModelDecoder`."""
         model = self._model
         self._embedding = model.model.embed_tokens.weight.detach()
         self._layers = [_Layer(layer) for layer in model.model.layers]
@@ -186,7 +186,7 @@ class LlamaDecoder:
         self._penalty = penalty.reshape(rows * self._kv_heads, 1, -1)
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """See `Decoder`."""
+        """See `ModelDecoder`."""
         if self._width == self._cache.shape[4]:  # twice the room for generated tokens
             self._grow(min(self._capacity, 2 * self._width + _FIRST_CAPACITY_TOKENS))
         hidden_BD = self._embedding.index_select(0, tokens_B)
@@ -227,7 +227,7 @@ class LlamaDecoder:
         self._refresh_views()
 
     def keep(self, rows_N: Tensor) -> None:
-        """See `Decoder`; only rows whose place changes are copied."""
+        """See `ModelDecoder`; only rows whose place changes are copied."""
         places_N = torch.arange(len(rows_N), device=rows_N.device)
         moved = (rows_N != places_N).nonzero().squeeze(1)
         used = self._cache[..., : self._width, :]

@@ -48,13 +48,9 @@ def sample(
         top_k: number of most likely tokens kept; 0 keeps all.
         greedy: take the most likely token instead; `uniforms_BT` then only gives T.
 
-    Returns:
-        B lists of 1 to T token ids, the ending EOS included.
-
-    Raises:
-        UsageError: a setting or a shape is not valid, a prompt is empty or padded on the right, or the model is of a
-            kind that the built-in sampler cannot decode.
-        FloatingPointError: the model's logits are not finite.
+    Returns B lists of 1 to T token ids, the ending EOS included. Raises UsageError where a setting or shape is not
+    valid, a prompt is empty or padded on the right, or the model cannot be decoded; FloatingPointError where its logits
+    are not finite.
     """
     check_draw_settings(temperature, top_p, top_k)
     _check_batch(prompt_ids_BP, prompt_mask_BP, uniforms_BT, eos_token_ids)
