@@ -51,15 +51,15 @@ def evaluate(spec: RunSpec, policy: LoadedPolicy, task: Task, eos_ids: list[int]
     return rows
 
 
-def probe(spec: RunSpec, policy: LoadedPolicy, task: Task, step: int) -> list[dict[str, Any]]:
-    """Rows of the `probe` table, none where the run is not to be probed.
+def probe(spec: RunSpec, policy: LoadedPolicy, task: Task, step: int) -> dict[str, list[Any]]:
+    """Columns of the `probe` table, none where the run is not to be probed.
 
     Small enough to be taken while a run trains: eight pairs of batches, as large and drawn as the run's. Runs of one
     policy and seed share prompts and draws, others do not.
     """
     settings, seed = spec.settings, draw_seed(spec.seed, spec.policy, spec.policy_seed)
     if settings.probe_every is None:
-        return []
+        return {}
     sampling = Sampling(
         settings.rows_per_generation(), settings.num_generations, settings.max_completion_length, settings.temperature,
         seed,
@@ -70,4 +70,4 @@ def probe(spec: RunSpec, policy: LoadedPolicy, task: Task, step: int) -> list[di
     except UsageError as error:
         # A policy that is right or wrong throughout has no gradient to probe; that is no reason to end its run.
         _log.warning("no probe at step %d: %s", step, error)
-        return []
+        return {}

@@ -291,16 +291,12 @@ class _Checkpoints(TrainerCallback):
             seal(self.run_dir, state.global_step, self.spec.run_id, failed)
 
 
-Rows = list[dict[str, Any]]
-
-
 class Measured(TrainerCallback):
     """Appends the rows on a policy every `every` steps (None: never by itself), outside the steps' wall time."""
 
     def __init__(
-        self, trainer: ModeTrainer, every: int | None, rows_at: Callable[[int], Rows],
-        append: Callable[[int, Rows], None],
-    ) -> None:  # fmt: skip
+        self, trainer: ModeTrainer, every: int | None, rows_at: Callable[[int], Any], append: Callable[[int, Any], None]
+    ) -> None:
         self.trainer, self.every, self.rows_at, self.append = trainer, every, rows_at, append
 
     def at(self, step: int) -> None:

@@ -261,8 +261,8 @@ class ModeTrainer(GRPOTrainer):
         """TRL's log; ends the step's record."""
         if self._pending_step and "grad_norm" in logs:
             now = time.perf_counter()
-            rates = {"grad_norm": logs["grad_norm"], "lr": logs.get("learning_rate")}
-            rates = {name: None if value is None else float(value) for name, value in rates.items()}
+            found = {"grad_norm": logs["grad_norm"], "lr": logs.get("learning_rate")}
+            rates: Any = {name: None if value is None else float(value) for name, value in found.items()}
             stats = StepStats(**self._pending_step, **rates, wall_s=now - self._step_began)
             self._pending_step, self._step_began = {}, now
             if self.recorder and self.accelerator.is_main_process:
