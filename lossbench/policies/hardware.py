@@ -63,16 +63,12 @@ def placement(device: str, dtype: str) -> Placement:
     weights = "bfloat16" if dtype == "bfloat16" else "float32"
     if place == "cpu" or dtype == "float32":
         return Placement(place, weights, weights)
-    native = _gpu_has_bfloat16()
+    import torch
+
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "bfloat16" and not native:
         raise UsageError("dtype 'bfloat16': this GPU cannot compute in it; valid: auto, float32")
     return Placement(place, weights, "bfloat16" if native else "float32")
-
-
-def _gpu_has_bfloat16() -> bool:
-    import torch
-
-    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def torch_dtype(name: str) -> Any:

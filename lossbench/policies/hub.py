@@ -87,7 +87,7 @@ def _packaged(reference: str) -> Path:
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise UsageError(f"model '{reference}': no package '{package}' is installed here")
-    files = sorted(file for place in found.submodule_search_locations for file in Path(place).glob("*.gguf"))
+    files = [file for place in found.submodule_search_locations for file in Path(place).glob("*.gguf")]
     if len(files) != 1:
         raise UsageError(f"model '{reference}': the package has {len(files)} .gguf files; give the path of one")
     return files[0]
@@ -106,9 +106,8 @@ def _hub_folder(reference: str, weights: bool) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"model '{reference}': no such model or revision on the hub, or no access ({one_line(error)})"
-        ) from error
+        why = f"no such model or revision on the hub, or no access ({one_line(error)})"
+        raise UsageError(f"model '{reference}': {why}") from error
 
 
 def _cached(reference: str, weights: bool) -> Path | None:
@@ -175,18 +174,12 @@ def load_pretrained(
     elif base:
         model = with_trained_adapter(model, source.folder, reference)
     resolved = {
-        "model": reference,
-        "kind": source.kind,
-        "commit": source.commit,
-        "adapter_of": base,
-        "dtype": place.weights,
-        "device": place.device,
-        "lora": dict(lora) if lora else None,
+        "model": reference, "kind": source.kind, "commit": source.commit, "adapter_of": base, "dtype": place.weights,
+        "device": place.device, "lora": dict(lora) if lora else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+        "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
     return LoadedPolicy(model.to(place.device), tokenizer, resolved)
 
 
