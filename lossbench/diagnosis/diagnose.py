@@ -14,7 +14,7 @@ from lossbench.diagnosis.trend import Change, change, fifth, late_mean
 from lossbench.errors import UsageError, one_line
 from lossbench.loss.equivalents import equivalents
 from lossbench.loss.modes import COMPARED, Mode, parse_mode
-from lossbench.metrics.push import hazards, pushes, separation
+from lossbench.metrics.push import BRANCHES, hazards, pushes, separation
 from lossbench.metrics.step_sums import Columns, as_columns
 from lossbench.processes import cores
 from lossbench.store.read import Sweep
@@ -95,9 +95,8 @@ class Diagnosis:
 def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
     """A diagnosis per run of the sweep that has any step, in plan order. Raises UsageError where none has."""
     chosen = runs or sweep.run_ids
-    for run_id in chosen:
-        if run_id not in sweep.run_ids:
-            raise UsageError(f"no run '{run_id}' in '{sweep.path}'; valid: {', '.join(sweep.run_ids)}")
+    if unknown := [run_id for run_id in chosen if run_id not in sweep.run_ids]:
+        raise UsageError(f"no run '{unknown[0]}' in '{sweep.path}'; valid: {', '.join(sweep.run_ids)}")
     with ThreadPoolExecutor(cores()) as pool:
         found = [item for item in pool.map(lambda run_id: _one(sweep, run_id), chosen) if item is not None]
     if not found:
@@ -106,7 +105,10 @@ def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
 
 
 def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
-    steps = _steps(sweep, run_id)
+    table = sweep.run_table(run_id, "steps")
+    if not table.num_rows:  # worked out from the completions
+        table = sweep.query(run_id, "rollouts", [*_ROWS, "generation"], sampling_rows_sql) or table
+    steps = table.to_pandas().sort_values("step")
     if steps.empty:
         return None
     run = Run(steps, _late_right(sweep, run_id, steps), sweep.spec.get("recipe", {}).get("max_grad_norm"))
@@ -117,20 +119,15 @@ def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
 def from_series(series: Sequence[Mapping[str, Any]], mode: str) -> Diagnosis:
     """The diagnosis of a run from its step rows in memory, with `push_incorrect/MODE` and `push_correct/MODE`."""
     run = Run(pd.DataFrame(series))
-    pushed = {
-        name: {key: run.values(f"{key}/{name}") for key in ("push_incorrect", "push_correct")}
-        for name in (mode, *COMPARED)
-    }
+    keys = ("push_incorrect", "push_correct")
+    pushed = {name: {key: run.values(f"{key}/{name}") for key in keys} for name in (mode, *COMPARED)}
     return _diagnosis("this run", mode, run, pushed, None)
 
 
 def _diagnosis(run_id: str, mode: str, run: Run, pushed: Mapping[str, Columns], apart: float | None) -> Diagnosis:
     names = ("length_incorrect", "length_correct", "length_mean", "reward_mean")
     wrong, right, length, reward = (change(run.values(name)) for name in names)
-    late = (
-        Push(name, late_mean(columns["push_incorrect"]), late_mean(columns["push_correct"]))
-        for name, columns in pushed.items()
-    )
+    late = (Push(name, *(late_mean(of[f"push_{branch}"]) for branch in BRANCHES)) for name, of in pushed.items())
     known = {push.mode: push for push in late if not np.isnan(push.wrong)}
     own = known.pop(mode, None)
     return Diagnosis(
@@ -163,14 +160,6 @@ def _missing(branch: Change | None, length: Change | None, reward: Change | None
         yield "rewards"
     if own is None:
         yield "pushes: completions with lengths, endings, rewards and groups"
-
-
-def _steps(sweep: Sweep, run_id: str) -> pd.DataFrame:
-    """The run's step rows in order, worked out from its completions where it has no others."""
-    table = sweep.run_table(run_id, "steps")
-    if not table.num_rows:
-        table = sweep.query(run_id, "rollouts", [*_ROWS, "generation"], sampling_rows_sql) or table
-    return table.to_pandas().sort_values("step")
 
 
 def _late_right(sweep: Sweep, run_id: str, steps: pd.DataFrame) -> pd.DataFrame | None:

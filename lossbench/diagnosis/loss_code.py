@@ -207,15 +207,15 @@ class _Function:
 
 def _not_row_weights(function: _Function, windows: Sequence[_Window]) -> str:
     """Reason why the gradient is no weight per row times the advantage; empty if it is one."""
-    cells = [(window.mask_BT > 0, function.token_weights(window)) for window in windows]
-    sizes = [float(cells_BT[live_BT].abs().max()) for live_BT, cells_BT in cells]
-    if any(float(w_BT[~live_BT].abs().max()) > RTOL * size for (live_BT, w_BT), size in zip(cells, sizes, strict=True)):
-        return "masked tokens have a gradient"
-    for window, (live_BT, cells_BT), size in zip(windows, cells, sizes, strict=True):
-        mean_B = (cells_BT * window.mask_BT).sum(-1) / window.lengths_B
-        if float((cells_BT - mean_B[:, None])[live_BT].abs().max()) > RTOL * size:
+    size = 0.0
+    for window in windows:
+        live_BT, cells_BT = window.mask_BT > 0, function.token_weights(window)
+        size = float(cells_BT[live_BT].abs().max())
+        if float(cells_BT[~live_BT].abs().max()) > RTOL * size:
+            return "masked tokens have a gradient"
+        if float((cells_BT - function.weights(window)[:, None])[live_BT].abs().max()) > RTOL * size:
             return "the weight changes from token to token inside a completion"
-    if not any(sizes):
+    if not size:
         return "the gradient is 0 at a ratio of 1"
     if not _same(function.weights(_made_window(0, flip=True)), function.weights(windows[0])):
         return "the weight of a completion depends on its advantage"
@@ -287,16 +287,16 @@ def _product(chosen: Sequence[tuple[str, int]]) -> str:
 def _nearest(windows: Sequence[_Window], weights: Sequence[Tensor]) -> tuple[str, float]:
     """The aggregation whose weights, scaled to the same mean, are closest, and the largest relative difference."""
 
-    def distance(bound: BoundAggregation) -> float:
-        worst = 0.0
+    distances = {}
+    for entry in AGGREGATIONS.values():
+        if entry.takes_alpha:
+            continue
         for window, weights_B in zip(windows, weights, strict=True):
-            known_B = window.registry_weights(bound)
+            known_B = window.registry_weights(BoundAggregation(entry))
             scaled_B = weights_B * known_B.mean() / weights_B.mean() if float(weights_B.mean()) else weights_B
-            worst = max(worst, float(((scaled_B - known_B) / known_B).abs().max()))
-        return worst
-
-    known = [BoundAggregation(entry) for entry in AGGREGATIONS.values() if not entry.takes_alpha]
-    return min(((bound.name, distance(bound)) for bound in known), key=lambda found: found[1])
+            apart = float(((scaled_B - known_B) / known_B).abs().max())
+            distances[entry.name] = max(apart, distances.get(entry.name, 0.0))
+    return min(distances.items(), key=lambda item: item[1])
 
 
 def _scope(function: _Function, factor: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from lossbench.diagnosis.watch_folder import WatchFolder, rank
 from lossbench.errors import UsageError
 from lossbench.ingest.run_config import mode_of_config
 from lossbench.loss.modes import Mode, parse_mode
-from lossbench.metrics.push import hazards, pushes
+from lossbench.metrics.push import BRANCHES, hazards, pushes
 from lossbench.store.step_row import Rollout, sampling_row
 from lossbench.tasks.judging import plain_text
 
@@ -54,10 +54,8 @@ def watch(
     """
     functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     weights = getattr(config, "reward_weights", None) or [1.0] * len(functions)
-    if len(weights) != len(functions):
-        raise UsageError(
-            f"reward_weights has {len(weights)} numbers for {len(functions)} watched functions: wrap them all"
-        )
+    if len(weights) != (count := len(functions)):
+        raise UsageError(f"reward_weights has {len(weights)} numbers for {count} watched functions: wrap them all")
     known = _mode_of(config, mode)
     if save is not None and known is None:
         raise UsageError("watch(save=...) needs the loss mode: give the GRPOConfig, or mode='grpo'")
@@ -140,8 +138,9 @@ class Watcher:
             raise UsageError("this TRL hands reward functions no completion_ids, which lossbench.watch needs")
         if self._open is None or self._open.call["completion_ids"] is not ids:
             self._open = self._begin(call)
-        if len(rewards) == len(ids):  # else TRL raises, and names the function
-            self._open.rewards[number] = [_number(value) for value in rewards]
+        if len(rewards) == len(ids):  # else TRL raises, and names the function; None and NaN are no reward, as in TRL
+            known = [None if reward is None else float(reward) for reward in rewards]
+            self._open.rewards[number] = [None if r is None or math.isnan(r) else r for r in known]
         if len(self._open.rewards) == self._wrapped:
             generation, self._open = self._open, None
             self._record(generation, call.get("log_metric"))
@@ -183,21 +182,19 @@ class Watcher:
         groups = group_numbers(call["prompts"], getattr(self.config, "num_generations", None))
         first = rank() * len(groups)  # processes number their groups apart
         rows = []
-        for i, ids in enumerate(call["completion_ids"]):
+        for i, ((group, sample), ids) in enumerate(zip(groups, call["completion_ids"], strict=True)):
             prompt = plain_text(call["prompts"][i])
             # as TRL adds them up: over the rewards that exist
             given = [(self.weights[n], values[i]) for n, values in generation.rewards.items()]
             there = [weight * reward for weight, reward in given if reward is not None]
             reward = sum(there) if there else None
-            rows.append(
-                Rollout(
-                    generation=len(self.series) + 1,
-                    prompt_id=_prompt_id(prompt), group=first + groups[i][0], sample=groups[i][1],
-                    length_tokens=len(ids), terminated=self._terminated(ids), reward=reward,
-                    correct=self._correct(call, i, reward), advantage=None,
-                    prompt=prompt, completion=plain_text(call["completions"][i]),
-                )
+            row = Rollout(
+                generation=len(self.series) + 1, prompt_id=_prompt_id(prompt), group=first + group, sample=sample,
+                length_tokens=len(ids), terminated=self._terminated(ids), reward=reward,
+                correct=self._correct(call, i, reward), advantage=None,
+                prompt=prompt, completion=plain_text(call["completions"][i]),
             )  # fmt: skip
+            rows.append(row)
         return rows
 
     def _terminated(self, ids: Sequence[int]) -> bool | None:
@@ -231,11 +228,6 @@ def _prompt_id(prompt: str) -> int:
     return int(hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:12], 16)
 
 
-def _number(value: Any) -> float | None:
-    """A reward as a number; None and NaN are no reward, as TRL has it."""
-    return None if value is None or math.isnan(float(value)) else float(value)
-
-
 def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:
     """Number of the group and of the sample in it, per row: rows of one prompt in a row, at most a group's size.
 
@@ -244,11 +236,8 @@ def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[t
     """
     found: list[tuple[int, int]] = []
     for i, prompt in enumerate(prompts):
-        if i == 0:
-            found.append((0, 0))
-            continue
-        group, sample = found[-1]
-        same = prompt == prompts[i - 1] and sample + 1 != num_generations
+        group, sample = found[-1] if found else (-1, -1)
+        same = i > 0 and prompt == prompts[i - 1] and sample + 1 != num_generations
         found.append((group, sample + 1) if same else (group + 1, 0))
     return found
 
@@ -261,29 +250,18 @@ def length_metrics(
     Pushes are over the groups that are whole on this process, of the run's own mode and of `COMPARED`.
     """
     wrong, right = figures["length_incorrect"], figures["length_correct"]
-    found = {
-        "length_incorrect": wrong,
-        "length_correct": right,
-        "length_ratio": wrong / right if wrong and right else None,
-        "truncated_incorrect": _truncated(rows, False),
-        "truncated_correct": _truncated(rows, True),
-    }
+    found = {"length_incorrect": wrong, "length_correct": right}
+    found["length_ratio"] = wrong / right if wrong and right else None
     names = ("group", "length_tokens", "terminated", "correct", "reward")
     table = {name: np.array([getattr(row, name) for row in rows], dtype=float) for name in names}  # None is NaN
     table["step"] = np.zeros(len(rows))
-    found |= {f"stop_{name}": _first(values) for name, values in hazards(table).items() if name != "step"}
+    for branch, value in BRANCHES.items():
+        ended = table["terminated"][(table["correct"] == value) & ~np.isnan(table["terminated"])]
+        found[f"truncated_{branch}"] = 1 - ended.mean() if len(ended) else None
+    found |= {f"stop_{name}": values[0] for name, values in hazards(table).items() if name != "step"}
     if group_size is not None:
         sizes = np.bincount(table["group"].astype(int))[table["group"].astype(int)]
         whole = {name: values[sizes == group_size] for name, values in table.items()}
         for name, pushed in pushes(whole, compared_modes(mode)).items() if len(whole["step"]) else ():
-            found |= {f"{key}/{name}": _first(pushed[key]) for key in ("push_incorrect", "push_correct")}
-    return {name: float(value) for name, value in found.items() if value is not None}
-
-
-def _first(values: np.ndarray) -> float | None:
-    return float(values[0]) if len(values) and not np.isnan(values[0]) else None
-
-
-def _truncated(rows: Sequence[Rollout], correct: bool) -> float | None:
-    ended = [row.terminated for row in rows if row.correct is correct and row.terminated is not None]
-    return ended.count(False) / len(ended) if ended else None
+            found |= {f"{key}/{name}": pushed[key][0] for key in ("push_incorrect", "push_correct")}
+    return {name: float(value) for name, value in found.items() if value is not None and not np.isnan(value)}

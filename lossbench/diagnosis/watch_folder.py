@@ -76,12 +76,11 @@ class WatchFolder:
         self._held.enter_context(exclusive(self.folder / f"{LOCK_FILE}-watch-{self.run_id}-{self.rank}", refusal))
         self._writer.keep_up_to(step - 1)
         if self.rank == 0:
-            self._write_plan()
+            self._write_plan(self.folder / SWEEP_FILE)
             write_json(run_dir / RUN_FILE, self._state)
         return self._writer
 
-    def _write_plan(self) -> None:
-        path = self.folder / SWEEP_FILE
+    def _write_plan(self, path: Path) -> None:
         plan = read_json(path) if path.exists() else {
             "kind": KIND, "schema_version": SCHEMA_VERSION, "recipe": {"name": self.folder.name, **self._recipe},
             "versions": versions(), "length_unit": "tokens", "sources": ["lossbench.watch"], "runs": {},

@@ -14,7 +14,6 @@ from lossbench.loss.lazy import Array, ArrayLike, np
 from lossbench.registry import Registry
 
 Axis = Literal["centre", "scale", "whitening"]
-AXES: tuple[Axis, ...] = get_args(Axis)
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class Part:
     """One choice on one axis.
 
     `compute` gives a centre's baseline (B,), a scale's divisor (B,), or the weight (B,) of each row in a whitening's
-    moments. Where a baseline is not defined the advantage is 0. `needs_others` marks baselines of the other rows,
-    `batch_wide` parts that look beyond the row's group.
+    moments. `needs_others` marks baselines of the group's other rows, `batch_wide` parts that look beyond the group.
     """
 
     name: str
@@ -67,19 +65,12 @@ def _others(rows: Generation, weights_B: Array) -> Array:
     return (rows.per_group(weighted_B) - weighted_B) / (rows.per_group(weights_B) - weights_B)
 
 
-def _group_std(rows: Generation) -> Array:
-    squares_B = rows.per_group((rows.rewards_B - rows.mean_B) ** 2)
-    return _beside(np.sqrt(squares_B / np.maximum(rows.per_group(rows.ones_B) - 1, 1)), rows.eps)
-
-
-def _batch_std(rows: Generation) -> Array:
-    scored = rows.rewards_B[rows.scored_B]
-    return _beside(rows.ones_B * (scored.std(ddof=1) if len(scored) > 1 else 1.0), rows.eps)
-
-
-def _beside(std_B: Array, eps: float) -> Array:
-    """std + eps, and 1 where both vanish: there every centred reward is 0 already."""
-    return np.where(std_B + eps > 0, std_B + eps, 1.0)
+def _std(rows: Generation, ids_B: Array) -> Array:
+    """Unbiased std of the rewards that share an id, + eps; 1 where both vanish: there every centred reward is 0."""
+    count_B = sum_by(rows.scored_B, ids_B)
+    apart_B = (rows.rewards_B - sum_by(rows.rewards_B, ids_B) / count_B) * rows.scored_B
+    std_B = np.sqrt(sum_by(apart_B**2, ids_B) / np.maximum(count_B - 1, 1)) + rows.eps
+    return np.where(std_B > 0, std_B, 1.0)
 
 
 def _group_mean(rows: Generation) -> Array:
@@ -125,12 +116,13 @@ PARTS: Registry[Part] = Registry("advantage", (
         source="Dr. GRPO (arXiv:2503.20783); TRL scale_rewards none",
     ),
     Part(
-        "group", "scale", _group_std, formula="(unbiased std of the group + 1e-4)",
+        "group", "scale", lambda rows: _std(rows, rows.groups_B), formula="(unbiased std of the group + 1e-4)",
         source="GRPO (arXiv:2402.03300); TRL scale_rewards group (eps 1e-4; verl has 1e-6, oat 1e-8)",
         caveat="prompts that are nearly solved or nearly hopeless weigh more",
     ),
     Part(
-        "batch", "scale", _batch_std, formula="(unbiased std of the generation + 1e-4)",
+        "batch", "scale", lambda rows: _std(rows, np.zeros_like(rows.groups_B)),
+        formula="(unbiased std of the generation + 1e-4)",
         source="TRL scale_rewards batch",
         batch_wide=True,
     ),
@@ -169,12 +161,17 @@ class Advantage:
     whitening: Part | None = None
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its two or three parts."""
+        return tuple(part for part in (self.centre, self.scale, self.whitening) if part)
+
+    @property
     def name(self) -> str:
         """The canonical spelling."""
-        plain = self.centre.name == "center-mean"
-        parts = [] if plain else [self.centre.name]
-        parts += [self.scale.name] if plain or self.scale.name != "none" else []
-        return "+".join(parts + ([self.whitening.name] if self.whitening else []))
+        centre, *rest = (part.name for part in self.parts)
+        if centre == "center-mean":
+            return "+".join(rest)
+        return "+".join([centre, *(name for name in rest if name != "none")])
 
     @property
     def formula(self) -> str:
@@ -182,11 +179,6 @@ class Advantage:
         scale = self.scale.formula
         text = f"({self.centre.formula}) / {scale}" if scale else self.centre.formula
         return f"A = {text}, then {self.whitening.formula}" if self.whitening else text
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its two or three parts."""
-        return (self.centre, self.scale, *([self.whitening] if self.whitening else []))
 
     @property
     def scale_rewards(self) -> str:
@@ -200,15 +192,11 @@ def parse_advantage(text: str) -> Advantage:
     for name in (item.strip() for item in text.split("+")):
         part = PARTS[name]
         if part.axis in found:
-            centres, scales = (", ".join(p.name for p in PARTS.values() if p.axis == axis) for axis in AXES[:2])
             both = f"'{found[part.axis].name}' and '{name}'"
-            raise ValueError(
-                f"advantage '{text}' names two of one kind, {both}; valid: [centre+]scale[+whiten-rows or"
-                f" whiten-tokens] of centres {centres} and scales {scales}"
-            )
+            axes = "; ".join(f"{a}: {', '.join(p.name for p in PARTS.values() if p.axis == a)}" for a in get_args(Axis))
+            raise ValueError(f"advantage '{text}' names two of one kind, {both}; valid: one of each, {axes}")
         found[part.axis] = part
-    defaults: dict[Axis, Part] = {"centre": PARTS["center-mean"], "scale": PARTS["none"]}
-    return Advantage(**{**defaults, **found})
+    return Advantage(**{"centre": PARTS["center-mean"], "scale": PARTS["none"], **found})
 
 
 def advantages(
@@ -218,34 +206,31 @@ def advantages(
     """The advantages (B,) of one generation's rows, float64.
 
     `group_ids_B` (B,) names each row's prompt, in any order; `lengths_B` (B,) counts its live tokens (default: one
-    each). A NaN reward is missing: left out of all moments, advantage 0. Rewards that differ by rounding alone are
-    equal. Source: TRL 1.16 for the scales (eps 1e-4); the parts name theirs. Raises ValueError for an unknown
+    each). A NaN reward is missing: left out of all moments, advantage 0; so is the advantage where a baseline is not
+    defined. Rewards that differ by rounding alone are equal. `eps` is TRL's. Raises ValueError for an unknown
     advantage, a negative eps, rewards that a part does not take and shapes that disagree.
     """
     chosen = parse_advantage(advantage) if isinstance(advantage, str) else advantage
-    rewards_B, group_ids_B = np.asarray(rewards_B, float), np.asarray(group_ids_B)
-    lengths_B = np.ones(len(rewards_B)) if lengths_B is None else np.asarray(lengths_B, float)
-    if rewards_B.ndim != 1 or group_ids_B.shape != rewards_B.shape or lengths_B.shape != rewards_B.shape:
-        shapes = f"rewards_B has shape {rewards_B.shape}, group_ids_B {group_ids_B.shape}, lengths_B {lengths_B.shape}"
+    rewards_B, groups_B = np.asarray(rewards_B, float), np.asarray(group_ids_B)
+    lengths_B = np.ones_like(rewards_B) if lengths_B is None else np.asarray(lengths_B, float)
+    if rewards_B.ndim != 1 or not groups_B.shape == rewards_B.shape == lengths_B.shape:
+        shapes = f"rewards_B has shape {rewards_B.shape}, group_ids_B {groups_B.shape}, lengths_B {lengths_B.shape}"
         raise ValueError(f"{shapes}; valid: all (B,)")
     if not eps >= 0:
         raise ValueError(f"eps is {eps}; valid: 0 or more")
     scored_B = ~np.isnan(rewards_B)
     if not scored_B.any():
         return np.zeros(len(rewards_B))
-    rows = Generation(np.where(scored_B, rewards_B, 0.0), group_ids_B, lengths_B * scored_B, scored_B, eps)
+    rows = Generation(np.where(scored_B, rewards_B, 0.0), groups_B, lengths_B * scored_B, scored_B, eps)
     with np.errstate(invalid="ignore", divide="ignore"):
         centred_B = rows.rewards_B - chosen.centre.compute(rows)
         rounding = 1e-12 * np.abs(rows.rewards_B).max()
         known_B = scored_B & np.isfinite(centred_B) & (np.abs(centred_B) > rounding)
         found_B = np.where(known_B, centred_B, 0.0) / chosen.scale.compute(rows)
-    found_B = np.where(scored_B, found_B, 0.0)
-    if chosen.whitening is None:
-        return found_B
-    weights_B = chosen.whitening.compute(rows) * scored_B
-    total = weights_B.sum()
-    if total <= 1:
-        return np.zeros(len(rewards_B))
-    shifted_B = found_B - (weights_B * found_B).sum() / total
-    variance = (weights_B * shifted_B**2).sum() / (total - 1)
-    return np.where(scored_B, shifted_B / np.sqrt(variance + 1e-8), 0.0)
+    if chosen.whitening is not None:
+        weights_B = chosen.whitening.compute(rows) * scored_B
+        if weights_B.sum() <= 1:
+            return np.zeros(len(rewards_B))
+        found_B = found_B - np.average(found_B, weights=weights_B)
+        found_B = found_B / np.sqrt((weights_B * found_B**2).sum() / (weights_B.sum() - 1) + 1e-8)
+    return np.where(scored_B, found_B, 0.0)

@@ -11,6 +11,7 @@ aggregation means adding one entry to `AGGREGATIONS`.
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 
 from lossbench.errors import unknown
@@ -39,17 +40,13 @@ class Rows:
     horizon: float
     alpha: float
 
-    def per_group(self, values_N: Array) -> Array:
-        """(N,): for each row, the sum of the values over the rows of its prompt group."""
-        return sum_by(values_N, self.groups_N)
-
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over one window (all micro-batches, all ranks); additive, so parts of a window can be added up.
+    """Sums over one window (all micro-batches, all ranks), or over a part of it: they add up.
 
-    `rows` counts empty rows too, `prompts` the prompt groups, `micro_batches` each rank's, `tokens` the live ones.
-    `row_term_sum` adds the row terms (0 for empty rows), `weighted_tokens` each times the row's tokens.
+    `rows` counts empty rows too, `prompts` the prompt groups, `micro_batches` each rank's, `tokens` the live ones;
+    `weighted_tokens` adds row terms times the row's tokens.
     """
 
     horizon: float
@@ -102,15 +99,15 @@ def _balanced(rows: Rows) -> Array:
     """(k_s/G) / sum of L over s, for the rows s of the group with the row's own sign, k_s of its G."""
     signs_N = np.sign(rows.advantages_N)
     sides_N = 3 * np.unique(rows.groups_N, return_inverse=True)[1] + signs_N
-    shares_N = sum_by(_ones(rows), sides_N) / rows.per_group(_ones(rows))
+    shares_N = sum_by(_ones(rows), sides_N) / sum_by(_ones(rows), rows.groups_N)
     return np.where(signs_N == 0, 0.0, shares_N / sum_by(rows.lengths_N, sides_N))
 
 
 def _live(rows: Rows) -> Array:
     """1 in groups whose advantages differ, 0 in the others."""
-    mean_N = rows.per_group(rows.advantages_N) / rows.per_group(_ones(rows))
+    mean_N = sum_by(rows.advantages_N, rows.groups_N) / sum_by(_ones(rows), rows.groups_N)
     apart_N = np.abs(rows.advantages_N - mean_N) > 1e-9 * np.abs(rows.advantages_N)
-    return (rows.per_group(apart_N * 1.0) > 0) * 1.0
+    return (sum_by(apart_N, rows.groups_N) > 0) * 1.0
 
 
 AGGREGATIONS: Registry[Aggregation] = Registry("agg_mode", (
@@ -144,7 +141,7 @@ AGGREGATIONS: Registry[Aggregation] = Registry("agg_mode", (
         caveat="grows with the number of rows in the window",
     ),
     Aggregation(
-        "prompt-mean", row_term=lambda rows: 1.0 / rows.per_group(rows.lengths_N),
+        "prompt-mean", row_term=lambda rows: 1.0 / sum_by(rows.lengths_N, rows.groups_N),
         divisor=lambda totals: totals.prompts, formula="1/(P·T_g)",
         source="ScaleRL (arXiv:2510.13786); the equation of the DAPO paper; SkyRL prompt_mean",
         caveat="T_g is the group's tokens inside the window: groups that straddle two windows are normalised in each",
@@ -218,14 +215,11 @@ def parse_aggregation(text: str) -> BoundAggregation:
     if entry is None:
         valid = [f"{entry.name}:α" if entry.takes_alpha else entry.name for entry in AGGREGATIONS.values()]
         raise ValueError(unknown("agg_mode", name, valid))
-    if not entry.takes_alpha:
-        if colon:
-            raise ValueError(f"agg_mode '{text}': {name} takes no number; valid: {name}")
-        return BoundAggregation(entry)
-    try:
+    if colon and not entry.takes_alpha:
+        raise ValueError(f"agg_mode '{text}': {name} takes no number; valid: {name}")
+    alpha = math.nan
+    with suppress(ValueError):
         alpha = float(number)
-    except ValueError:
-        alpha = math.nan
-    if not math.isfinite(alpha):
+    if entry.takes_alpha and not math.isfinite(alpha):
         raise ValueError(f"agg_mode '{text}': alpha must be a finite number; valid: {name}:0.5")
-    return BoundAggregation(entry, alpha + 0.0)
+    return BoundAggregation(entry, alpha + 0.0 if entry.takes_alpha else None)

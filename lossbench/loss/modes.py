@@ -73,14 +73,11 @@ class Mode(BaseModel):
 def make_mode(loss_type: str, agg_mode: str, advantage: str = "group") -> Mode:
     """The mode of a triple, under its stored name. Raises ValueError naming the unknown part and what is valid."""
     if loss_type in PRESETS and loss_type not in SURROGATES:
-        surrogate, aggregation, scale = PRESETS[loss_type]
-        raise ValueError(
-            f"loss_type '{loss_type}' is a preset, not a surrogate: write '{surrogate}@{aggregation}/{scale}';"
-            f" valid: {', '.join(SURROGATES)}"
-        )
-    loss_type = SURROGATES[loss_type].name
+        write = "write '{}@{}/{}'".format(*PRESETS[loss_type])
+        valid = ", ".join(SURROGATES)
+        raise ValueError(f"loss_type '{loss_type}' is a preset, not a surrogate: {write}; valid: {valid}")
+    loss_type, agg_mode = SURROGATES[loss_type].name, parse_aggregation(agg_mode).name
     chosen = parse_advantage(advantage)
-    agg_mode = parse_aggregation(agg_mode).name
     name = _PRESET_OF.get((loss_type, agg_mode, chosen.name), f"{loss_type}@{agg_mode}/{chosen.name}")
     return Mode(name=name, loss_type=loss_type, agg_mode=agg_mode, scale_rewards=chosen.scale_rewards)
 
@@ -97,7 +94,7 @@ def parse_mode(text: str) -> Mode:
             return make_mode(*PRESETS[text])
         if text in SURROGATES:
             raise ValueError(f"mode '{text}' has no preset: write '{text}@seq-mean-token-mean'")
-        if text in AGGREGATIONS or text.partition(":")[0] in AGGREGATIONS:
+        if text.partition(":")[0] in AGGREGATIONS:
             raise ValueError(f"mode '{text}' is an agg_mode alone: write 'grpo@{text}'")
         raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/advantage]")
     agg_mode, slash, advantage = rest.partition("/")
@@ -118,8 +115,7 @@ def dose_mode(alpha: float, advantage: str = "none") -> Mode:
 
 def is_half_dr_grpo(agg_mode: str, scale_rewards: str) -> bool:
     """Whether a mode has Dr. GRPO's constant divisor, but keeps the std in the advantage, as TRL's loss_type alone."""
-    _, divisor, scale = PRESETS["dr_grpo"]
-    return agg_mode == divisor and scale_rewards != scale
+    return agg_mode == PRESETS["dr_grpo"][1] and scale_rewards != PRESETS["dr_grpo"][2]
 
 
 def catalogue() -> list[Mode]:
@@ -130,10 +126,8 @@ def catalogue() -> list[Mode]:
     weighted = {mode.aggregation.entry.name for mode in found if mode.loss_type == clip}
     others = [entry for entry in AGGREGATIONS.values() if entry.name not in weighted]
     found += [make_mode(clip, f"{entry.name}:0.5" if entry.takes_alpha else entry.name) for entry in others]
-    for name in PARTS:
-        if name not in {part.name for mode in found for part in parse_advantage(mode.advantage).parts}:
-            found.append(make_mode(clip, agg_mode, name))
-    return found
+    had = {part.name for mode in found for part in parse_advantage(mode.advantage).parts}
+    return found + [make_mode(clip, agg_mode, name) for name in PARTS if name not in had]
 
 
 def parse_modes(text: str) -> list[Mode]:
@@ -145,12 +139,10 @@ def parse_modes(text: str) -> list[Mode]:
 
 
 def _without_duplicates(modes: list[Mode], spellings: list[str]) -> list[Mode]:
-    seen: dict[str, str] = {}
-    for mode, spelling in zip(modes, spellings, strict=True):
-        if mode.name in seen:
-            both = f"'{seen[mode.name]}' and '{spelling}'"
+    for i, mode in enumerate(modes):
+        if (first := modes.index(mode)) < i:
+            both = f"'{spellings[first]}' and '{spellings[i]}'"
             raise ValueError(f"modes {both} are the same mode {mode.triple}; name it once")
-        seen[mode.name] = spelling
     return modes
 
 
@@ -161,9 +153,8 @@ def grid_modes(
     """The product of the axes, in the order given, loss type slowest.
 
     Without `agg_modes` the loss types are presets, whose own advantage is replaced where one is given. With `agg_modes`
-    they are surrogates (default: grpo) and the advantage defaults to "group". `scale_rewards` takes TRL's names alone.
-    Raises ValueError for unknown names, a preset where a surrogate is wanted, an empty axis, duplicates, and where both
-    `scale_rewards` and `advantages` are given.
+    they are surrogates (default: grpo) and the advantage defaults to "group". `scale_rewards` are advantages by TRL's
+    names. Raises ValueError for what gives no grid, unknown names and duplicates.
     """
     axes = {"loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards, "advantages": advantages}
     if empty := [name for name, axis in axes.items() if axis == []]:
@@ -178,11 +169,8 @@ def grid_modes(
         bases = [parse_mode(name) for name in loss_types]
     else:
         raise ValueError(f"neither loss_types nor agg_modes is given; valid loss_types: {', '.join(PRESETS)}")
-    modes = [
-        make_mode(base.loss_type, base.agg_mode, advantage)
-        for base in bases
-        for advantage in advantages or scale_rewards or [base.advantage]
-    ]
+    names = advantages or scale_rewards
+    modes = [make_mode(base.loss_type, base.agg_mode, name) for base in bases for name in names or [base.advantage]]
     return _without_duplicates(modes, [mode.triple for mode in modes])
 
 

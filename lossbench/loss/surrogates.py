@@ -77,12 +77,11 @@ def _cispo(tokens: Tokens, constants: _Cispo) -> Tensor:
 
 
 def _cispo_caution(constants: _Cispo) -> str | None:
-    if constants.cispo_cap >= 1:
-        return None
-    return (
+    said = (
         f"cispo_cap = {constants.cispo_cap:g} is below 1, so it cuts even a ratio of 1: on-policy it only scales the "
-        "gradient. It is absolute, as TRL's epsilon_high for cispo: 5.0 is usual"
     )
+    said += "gradient. It is absolute, as TRL's epsilon_high for cispo: 5.0 is usual"
+    return said if constants.cispo_cap < 1 else None
 
 
 def _sapo(tokens: Tokens, constants: _Sapo) -> Tensor:
@@ -117,9 +116,7 @@ def _vespo_active(tokens: Tokens, constants: _Vespo) -> Tensor:
 def _gmpo(tokens: Tokens, constants: _Gmpo) -> Tensor:
     log_ratio_BT = tokens.log_ratio_BT
     inside_BT = log_ratio_BT.clamp(-constants.gmpo_epsilon, constants.gmpo_epsilon)
-    one_sided_BT = torch.where(
-        tokens.advantages_BX > 0, torch.minimum(log_ratio_BT, inside_BT), torch.maximum(log_ratio_BT, inside_BT)
-    )
+    one_sided_BT = torch.where(_gmpo_active(tokens, constants), inside_BT, log_ratio_BT)
     return (-torch.exp(tokens.row_means(one_sided_BT)) * tokens.advantages_BX).expand_as(log_ratio_BT)
 
 
@@ -194,10 +191,7 @@ SURROGATES: Registry[Surrogate] = Registry("loss_type", (
         caveat="a change of probability, not of ratio: rare tokens may move far; prime-rl adds 1e-3·(log r)²",
     ),
     Surrogate(
-        name="reinforce",
-        loss_of=lambda tokens, constants: -tokens.advantages_BX * tokens.logp_BT,
-        clipped_of=None,
-        formula="−A·log π",
+        "reinforce", lambda tokens, constants: -tokens.advantages_BX * tokens.logp_BT, None, formula="−A·log π",
         source="REINFORCE; GPG (arXiv:2504.02546), Tinker, nanochat",
         caveat="no importance ratio: off-policy it is biased; its value contains log π and compares with none",
     ),

@@ -1,4 +1,4 @@
-"""Parts of a surrogate: a batch made safe, the constants it takes, the token losses it gives; and the KL term."""
+"""Token losses: a batch made safe, a surrogate and its constants, the KL term, and the weighted sum of a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lossbench.loss.lazy import Tensor, torch
-from lossbench.loss.masked_sums import widen
+from lossbench.loss.lazy import Array, Tensor, torch
 
 Level = Literal["token", "sequence", "sequence_token"]
 Params = BaseModel | None
@@ -76,9 +75,7 @@ class Surrogate:
 
     def constants_of(self, params: Params = None) -> Constants:
         """This surrogate's constants out of any model that has them (settings, a recipe); its defaults for the rest."""
-        found = self.constants() if params is None else params
-        if not isinstance(found, self.constants):
-            found = self.constants.model_validate(found, from_attributes=True)
+        found = self.constants.model_validate(params or self.constants(), from_attributes=True)
         if self.sequence_level and found.importance_sampling_level == "token":
             found = found.model_copy(update={"importance_sampling_level": "sequence"})
         return found
@@ -99,6 +96,22 @@ class Surrogate:
         with torch.no_grad():
             tokens = safe_tokens(logp_BT, old_logp_BT, advantages_B, mask_BT)
             return self.clipped_of(tokens, self.constants_of(params)) & tokens.live_BT & (tokens.advantages_BX != 0)
+
+
+def check_mask(mask_BT: Tensor) -> Tensor:
+    """The mask as bool (B, T), to be called once per batch. Raises ValueError for anything but zeros and ones."""
+    if mask_BT.dtype == torch.bool:
+        return mask_BT
+    live_BT = mask_BT != 0
+    odd = mask_BT[live_BT & (mask_BT != 1)]
+    if odd.numel():
+        raise ValueError(f"mask holds {odd[0].item()}; valid: 0 and 1")
+    return live_BT
+
+
+def widen(values: Tensor) -> Tensor:
+    """Half precision as float32, every other float dtype unchanged."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def safe_tokens(logp_BT: Tensor, old_logp_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Tokens:
@@ -133,3 +146,20 @@ def kl_BT(
         ratio_BT = torch.exp(safe_tokens(logp_BT, old_logp_BT, no_advantage_B, mask_BT).log_weight(level))
         estimate_BT = torch.where(towards_ref.live_BT, estimate_BT * ratio_BT, 0.0)
     return estimate_BT
+
+
+def weighted_loss(loss_BT: Tensor, mask_BT: Tensor, weights_B: "Tensor | Array") -> Tensor:
+    """`sum_i w_i * sum_t m_it * l_it`: the scalar loss of one batch.
+
+    `loss_BT` (B, T) in any float dtype, `mask_BT` (B, T) bool or 0/1, `weights_B` (B,), an array or a tensor. The
+    result is float32 for half precision, else in the dtype of `loss_BT`. Masked cells are selected away, never
+    multiplied by 0, so NaN and infinities there reach neither value nor gradient. Raises ValueError for shapes that
+    disagree.
+    """
+    shape = loss_BT.shape
+    if mask_BT.shape != shape or len(shape) != 2:
+        raise ValueError(f"mask_BT has shape {tuple(mask_BT.shape)}, loss_BT {tuple(shape)}; valid: both (B, T)")
+    if weights_B.shape != shape[:1]:
+        raise ValueError(f"weights_B has shape {tuple(weights_B.shape)}; valid: ({shape[0]},)")
+    sums_B = widen(loss_BT).masked_fill(~mask_BT.bool(), 0.0).sum(-1)
+    return (sums_B * torch.as_tensor(weights_B, dtype=sums_B.dtype, device=sums_B.device)).sum()

@@ -4,13 +4,11 @@ import torch
 from torch import Tensor
 
 from lossbench.errors import unknown
-from lossbench.loss.masked_sums import check_mask
+from lossbench.loss.token_loss import check_mask
 
 VERSIONS = {"article": "article", "v0.7.0": "article", "latest": "latest"}
-VERL_MODES = {
-    "article": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-    "latest": ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-}
+_SEQ_MODES = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+VERL_MODES = {"article": ("token-mean", *_SEQ_MODES), "latest": ("token-mean", "token-sum", *_SEQ_MODES)}
 
 
 def agg_loss(

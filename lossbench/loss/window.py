@@ -69,14 +69,10 @@ class Window:
                 "leave the range of floats; valid: a number nearer to 0"
             )
         self.totals += Totals(
-            self.horizon,
-            rows=len(lengths_N),
-            prompts=len(np.unique(groups_N)),
-            micro_batches=len(np.unique(micro_N)),
-            tokens=float(lengths_N.sum()),
-            row_term_sum=float(terms_N.sum()),
+            self.horizon, rows=len(lengths_N), prompts=len(np.unique(groups_N)), micro_batches=len(np.unique(micro_N)),
+            tokens=float(lengths_N.sum()), row_term_sum=float(terms_N.sum()),
             weighted_tokens=float((terms_N * lengths_N).sum()),
-        )
+        )  # fmt: skip
         return terms_N
 
     def add_segment(self, layout: Layout, first: int, last: int) -> Array:

@@ -23,9 +23,8 @@ from trl.models import unwrap_model_for_generation
 
 from lossbench.errors import UsageError
 from lossbench.loss.advantages import TRL_SCALES, advantages
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
-from lossbench.loss.token_loss import kl_BT
+from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import Layout, Window
 from lossbench.policies.fit import check_balancing_loss
 from lossbench.sampling.decode import unwrapped

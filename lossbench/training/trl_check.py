@@ -15,10 +15,9 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from lossbench.loss.equivalents import trl_loss_types
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams
-from lossbench.loss.token_loss import kl_BT
+from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import window_weights
 from lossbench.training.grpo_config import CONSTANTS
 

@@ -14,18 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.ingest.base import Format, IngestedRun, Request, one_run
-from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object, records
-from lossbench.ingest.trainer_logs import (
-    Rewards,
-    TrainingTables,
-    evaluated_steps,
-    reward_names,
-    rewards_by_step,
-    stage_table,
-    training_rows,
-)
+from lossbench.ingest.trainer_logs import TrainerTables, evaluated_steps
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
 _USUAL = {"step": ("step", "gen_step"), "completion": ("completion",), "prompt": ("prompt",)}
@@ -46,13 +37,10 @@ def _fill(folder: Path, run: IngestedRun, request: Request) -> None:
     run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
     logged = [(step, row) for step, _, row in history]
-    rows = training_rows(logged)
-    add_logs(run, rows, request)
-    run.logged_rewards = rewards_by_step(rows)
+    tables = TrainerTables(run, request, weights=_reward_weights(args))
+    trained = tables.read_log(logged)
     if completions.is_file():
-        only_evaluated = evaluated_steps(logged) - {step for step, _ in rows}
-        rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
-        _stage(completions, only_evaluated, rewards, run, request)
+        _stage(completions, tables, evaluated_steps(logged) - trained)
 
 
 def _reward_weights(args: dict[str, Any]) -> list[float] | None:
@@ -73,16 +61,32 @@ def _history(file: Path, run: IngestedRun) -> Iterator[tuple[int, int | None, di
             run.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
 
 
-def _stage(file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request) -> None:
-    tables = TrainingTables(only_evaluated)
-    for line, record in _checked(file, run, request):
-        is_table = isinstance(record["completion"], list)
-        table = tables.new_rows(record) if is_table else {name: [value] for name, value in record.items()}
-        if table is not None and table["completion"]:
-            stage_table(table, [line] * len(table["completion"]), file, rewards, run, request)
-    if tables.left_out:
-        run.notes.append(
-            f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
+def _stage(file: Path, tables: TrainerTables, only_evaluated: set[int]) -> None:
+    """Stage the rows of training that are new in a file of tables, or rows by themselves.
+
+    A table may repeat the one before, or begin with it and go on. One that begins afresh at a step that has one already
+    is no training's, nor is one of a step that was evaluated and not trained.
+    """
+    seen: set[int] = set()
+    left_out: set[int] = set()
+    training, first = True, None  # of the table that goes on: whether it is read, and at which step
+    for line, record in _checked(file, tables.run, tables.request):
+        if not isinstance(record["completion"], list):
+            tables.stage({name: [value] for name, value in record.items()}, [line], file)
+            continue
+        known, rows = tables.known_rows(record), len(record["completion"])
+        steps = {step for step in map(whole, set(map(str, record["step"]))) if step is not None}
+        if known == 0 and rows:
+            training, first = not steps & seen and not (steps and steps <= only_evaluated), record["step"][0]
+            left_out |= set() if training else steps
+        elif known:  # one generation, at the step that it began with
+            record = {name: values[known:] for name, values in record.items()} | {"step": [first] * (rows - known)}
+        seen |= steps
+        if training and known < rows:
+            tables.stage(record, [line] * (rows - known), file)
+    if left_out:
+        tables.run.notes.append(
+            f"tables of step {listed(left_out)} left out: an evaluation's, or logged again by a resumed run"
         )
 
 

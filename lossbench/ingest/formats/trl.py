@@ -16,18 +16,9 @@ import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
 from lossbench.ingest.base import Format, IngestedRun, Request, one_run
-from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object
-from lossbench.ingest.trainer_logs import (
-    RepeatedTable,
-    Rewards,
-    evaluated_steps,
-    reward_names,
-    rewards_by_step,
-    stage_table,
-    training_rows,
-)
+from lossbench.ingest.trainer_logs import Logged, TrainerTables, evaluated_steps
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
 STATE_FILE = "trainer_state.json"
@@ -74,9 +65,8 @@ def _state_file(path: Path) -> Path | None:
 def _fill(folder: Path, run: IngestedRun, request: Request) -> None:
     state_file = _state_file(folder)
     state = json_object(state_file, run.damage) if state_file else {}
-    history = training_rows(_history(state))
-    add_logs(run, history, request)
-    run.logged_rewards = rewards_by_step(history)
+    tables = TrainerTables(run, request)
+    tables.read_log(_history(state))
     run.steps_planned = whole(state.get("max_steps"))
     if (every := number(state.get("logging_steps")) or 1) > 1:
         run.notes.append(f"step metrics are means over {every:g} steps (logging_steps)")
@@ -89,10 +79,10 @@ def _fill(folder: Path, run: IngestedRun, request: Request) -> None:
         run.notes.append(
             f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
         )
-    _stage(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
+    _stage(files, _evaluated(saved, files), tables)
 
 
-def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def _history(state: dict[str, Any]) -> Logged:
     """(step, row) of the trainer's log, in its order."""
     history = state.get("log_history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
@@ -111,20 +101,20 @@ def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
     return steps
 
 
-def _stage(files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request) -> None:
-    repeated, rewards, left_out = RepeatedTable(), Rewards(names, notes=run.notes), []
+def _stage(files: list[Path], evaluated: set[int], tables: TrainerTables) -> None:
+    left_out = []
     for file in files:
-        columns = _columns(file, run, request)
+        columns = _columns(file, tables.run, tables.request)
         if columns is None:
             continue
-        compared = [columns[name] for name in ("prompt", "completion", "advantage") if name in columns]
-        known = repeated.known_rows(*compared)  # an evaluation's rows are written again too, until new ones are drawn
+        # An evaluation's rows are written again too, until new ones are drawn.
+        known, rows = tables.known_rows(columns, ("prompt", "completion", "advantage")), len(columns["completion"])
         if _step_of(file) in evaluated:
             left_out.append(_step_of(file))
-        elif known < len(columns["completion"]):
-            stage_table(columns, range(1, len(columns["completion"]) + 1), file, rewards, run, request)
+        elif known < rows:
+            tables.stage(columns, range(1, rows + 1), file)
     if left_out:
-        run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
+        tables.run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 
 
 def _columns(file: Path, run: IngestedRun, request: Request) -> dict[str, list[Any]] | None:

@@ -5,7 +5,6 @@ step, input_1, output_1, score_1, input_2, …
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from lossbench.errors import UsageError
 from lossbench.ingest.base import Format, IngestedRun, Request, files_that, one_run
 from lossbench.ingest.fields import Damage
 from lossbench.ingest.reading import json_object
-from lossbench.ingest.trainer_logs import RepeatedTable, Rewards, stage_table
+from lossbench.ingest.trainer_logs import Columns, TrainerTables
 
 _WIDE = re.compile(r"(input|output|score)_(\d+)")
 _OURS = {"input": "prompt", "output": "completion", "score": "reward"}
-
-Columns = Mapping[str, Sequence[Any]]
 
 
 def _begins_as_table(file: Path) -> bool:
@@ -43,15 +40,15 @@ def _table(file: Path, damage: Damage) -> Columns:
 
 
 def _fill(path: Path, run: IngestedRun, request: Request) -> None:
-    tables = [(file, columns) for file in _files(path) if (columns := _table(file, run.damage))]
-    repeated, rewards = RepeatedTable(), Rewards((), notes=run.notes)
-    for file, columns in sorted(tables, key=lambda table: _first_step(table[1])):
+    tables = TrainerTables(run, request)
+    found = [(file, columns) for file in _files(path) if (columns := _table(file, run.damage))]
+    for file, columns in sorted(found, key=lambda table: _first_step(table[1])):
         if any(map(_WIDE.fullmatch, columns)):
             _stage_wide(columns, file, run, request)
         elif {"step", "completion"} <= columns.keys():
-            known = repeated.known_rows(*(columns[name] for name in ("prompt", "completion") if name in columns))
+            known = tables.known_rows(columns)
             if lines := range(known + 1, len(columns["step"]) + 1):
-                stage_table({name: v[known:] for name, v in columns.items()}, lines, file, rewards, run, request)
+                tables.stage({name: values[known:] for name, values in columns.items()}, lines, file)
         else:
             raise UsageError(f"{file}: no columns step and completion; it has {', '.join(columns)}")
 
