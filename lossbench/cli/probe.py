@@ -120,7 +120,6 @@ def probe(
     differentiated = {"params": tuple(o.items(params or "")), "max_positions": max_positions}
     job = ProbeJob(
         name, policy_seed, **chosen_task, rollouts=rollouts, columns=o.mapping(columns),
-        label=label(name, tables["policy_params"]),
         load_options=_load_options(str(checkpoints or name), lora, dtype, device, tables["policy_params"]),
         settings=ProbeSettings(sampling, batches, tuple(o.items(metric)), **differentiated),
     )  # fmt: skip
@@ -158,11 +157,6 @@ def _asked(modes: str, alphas: str, recipe: str, micro_batch_rows: int | None) -
                 "seeds": len(plan.seeds)}  # fmt: skip
     alphas_read = sorted(alpha for alpha in exponents if alpha is not None)
     return {"modes": read, "alphas": alphas_read, "training": training, "micro_batch_rows": micro_batch_rows}
-
-
-def label(policy: str, params: dict[str, Any]) -> str | None:
-    """A policy's name with its own parameters, which make it another; None where it has none."""
-    return " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]) if params else None
 
 
 def _load_options(

@@ -61,7 +61,6 @@ def reproduce(
 
 def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, quiet: bool) -> None:
     """Probe each warm start of the sweep's policy into its folder, once."""
-    from lossbench.cli.probe import label
     from lossbench.probe.jobs import ProbeJob
     from lossbench.probe.measure import is_complete, measure, probe_path
     from lossbench.probe.prober import ProbeSettings
@@ -69,10 +68,8 @@ def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, qu
     jobs = {}
     for run in (run for run in runs if run.policy == policy):
         params = run.settings.policy_params
-        job = ProbeJob(
-            policy, run.policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40), label=label(policy, params),
-            load_options={"policy_params": params} if params else {},
-        )  # fmt: skip
+        settings, options = ProbeSettings(pairs=4 if smoke else 40), {"policy_params": params} if params else {}
+        job = ProbeJob(policy, run.policy_seed, settings=settings, load_options=options)
         jobs.setdefault(probe_path(folder, job), job)
     for path, job in jobs.items():
         if not is_complete(path):

@@ -50,8 +50,10 @@ def weights(
             return
         if lengths is None:
             raise UsageError("nothing to weigh: give --lengths 10,100 or --losses '1,1;3'")
-        lengths_N = np.array(_lengths(lengths))
-        groups_N, rewards_N = _prompt_ids(prompts, len(lengths_N)), _rewards(rewards, len(lengths_N))
+        lengths_N = np.array(_numbers("--lengths", lengths))
+        count = len(lengths_N)
+        groups_N = _prompt_ids(prompts, count)
+        rewards_N = None if rewards is None else _one_each("--rewards", _numbers("--rewards", rewards), count)
         height = max(float(lengths_N.max()), 1.0) if horizon is None else horizon
         weighed = _weigh(chosen, lengths_N, groups_N, height, micro_batch_rows, rewards_N, match_scale)
     except ValueError as error:
@@ -66,38 +68,27 @@ def weights(
 
 def _numbers(option: str, text: str) -> list[float]:
     try:
-        return [float(item) for item in text.split(",")]
+        values = [float(item) for item in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{option} '{text}': not a list of numbers; valid: 10,100") from error
-
-
-def _lengths(text: str) -> list[float]:
-    values = _numbers("--lengths", text)
-    if not all(value >= 0 and value == value // 1 for value in values):
-        raise UsageError(f"--lengths '{text}': lengths are whole numbers of tokens, 0 or more; valid: 10,100")
+    if option == "--lengths" and not all(value >= 0 and value == value // 1 for value in values):
+        raise UsageError(f"{option} '{text}': lengths are whole numbers of tokens, 0 or more; valid: 10,100")
+    if option == "--rewards" and not all(map(math.isfinite, values)):
+        raise UsageError(f"{option} '{text}': holds what is no finite number; valid: 1,0")
     return values
 
 
-def _rewards(text: str | None, count: int) -> "Array | None":
-    if text is None:
-        return None
-    values = _numbers("--rewards", text)
-    if not all(map(math.isfinite, values)):
-        raise UsageError(f"--rewards '{text}': holds what is no finite number; valid: 1,0")
-    return np.array(_one_each("--rewards", values, count))
+def _one_each(option: str, values: list[Any], count: int) -> "Array":
+    if len(values) != count:
+        raise UsageError(f"{option} has {len(values)} values for {count} completions; valid: one each")
+    return np.array(values)
 
 
 def _prompt_ids(text: str | None, count: int) -> "Array":
     """Prompt ids may be any words; equal words are one prompt."""
-    names = ["0"] * count if text is None else _one_each("--prompts", [item.strip() for item in text.split(",")], count)
+    names = ["0"] * count if text is None else [item.strip() for item in text.split(",")]
     known = list(dict.fromkeys(names))
-    return np.array([known.index(name) for name in names])
-
-
-def _one_each(option: str, values: list[Any], count: int) -> list[Any]:
-    if len(values) != count:
-        raise UsageError(f"{option} has {len(values)} values for {count} completions; valid: one each")
-    return values
+    return _one_each("--prompts", [known.index(name) for name in names], count)
 
 
 def _weigh(
