@@ -33,6 +33,14 @@ def clean_all(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
 
+def spreadsheet_cell(value: Any) -> Any:
+    """`value` as a cell that spreadsheets take for text where it is text, never for a formula."""
+    if not isinstance(value, str):
+        return value
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
+
+
 def path_component(name: object, what: str) -> str:
     """`name`, where it can be the name of one file or folder. Raises UsageError naming `what` it is.
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lossbench.claims.verdict import DoseResponse
-from lossbench.loss.aggregations import format_number
-from lossbench.loss.modes import make_mode
+from lossbench.loss.modes import dose_mode
 from lossbench.probe.dose_response import ALPHAS
 from lossbench.probe.drift import DriftTable
 from lossbench.stats import sign_flip_p, t_interval
@@ -19,7 +18,7 @@ def dose_claim(table: DriftTable, alphas: Sequence[float] = ALPHAS, metric: str 
     are independent of each other. `metric` defaults to the probe's first.
     """
     metric = metric or table.probe.metrics[0]
-    modes = [make_mode("grpo", f"length-power:{format_number(alpha)}", "none") for alpha in alphas]
+    modes = [dose_mode(alpha) for alpha in alphas]
     values_AP = np.array([table.per_pair(mode, "incorrect", metric, "row-weight").values_P for mode in modes])
     intervals = [t_interval(values_P) for values_P in values_AP]
     pairs = values_AP.shape[1]

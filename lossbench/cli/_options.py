@@ -1,75 +1,89 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the panels of the help pages."""
 
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from lossbench.cli._shared import EXECUTION, OUTPUT, TRAINING
 from lossbench.errors import UsageError
 
-VerifierOption = Annotated[
-    str | None,
-    Option(help="How --dataset's answers are judged: numeric, exact, choice, math.", rich_help_panel=TRAINING),
+Text = str | None
+Texts = list[str] | None
+Count = int | None
+Number = float | None
+File = Path | None
+
+
+def panel(name: str | None) -> Callable[..., Any]:
+    """A maker of options in one panel of the help page: its help, then its names if the parameter's is not one."""
+
+    def option(help: str, *names: str, **more: Any) -> Any:
+        return Option(*names, help=help, rich_help_panel=name, **more)
+
+    return option
+
+
+option, grid, training, execution, output = map(panel, (None, "Grid", "Training", "Execution", "Output"))
+
+FormatOption = Annotated[Literal["table", "json", "csv", "md"], output("How to print the data.", "--format", "-f")]
+QuietOption = Annotated[bool, output("No progress on stderr.", "--quiet", "-q")]
+SweepOutOption = Annotated[File, output("The sweep's folder; by default results/<recipe>-<hash>.")]
+VerifierOption = Annotated[Text, training("How --dataset's answers are judged: numeric, exact, choice, math.")]
+SamplerOption = Annotated[Text, training("lossbench, generate (transformers) or vllm.")]
+JobsOption = Annotated[Count, execution("Runs at once; by default one per core (or GPU).")]
+ExecutorOption = Annotated[Text, execution("Where runs run: local, ray or slurm.")]
+AddressOption = Annotated[Text, execution("Address of a Ray cluster.")]
+RetryFailedOption = Annotated[bool, execution("Run failed runs again.", "--retry-failed")]
+MapOption = Annotated[Texts, option("FIELD=COLUMN of the log: length=response_len; repeatable.", "--map")]
+KindOption = Annotated[str, option("A format, such as trl, verl, swift, csv, or auto.", "--as")]
+CorrectAboveOption = Annotated[
+    Number,
+    option(
+        "A completion counts as correct where its verdict (a column such as acc) is a number above this, or "
+        "without such a column its reward is; a verdict of true or false stands."
+    ),
 ]
-SamplerOption = Annotated[
-    str | None, Option(help="lossbench, generate (transformers) or vllm.", rich_help_panel=TRAINING)
-]
-JobsOption = Annotated[
-    int | None, Option(help="Runs at once; by default one per core (or GPU).", rich_help_panel=EXECUTION)
-]
-ExecutorOption = Annotated[str | None, Option(help="Where runs run: local, ray or slurm.", rich_help_panel=EXECUTION)]
-AddressOption = Annotated[str | None, Option(help="Address of a Ray cluster.", rich_help_panel=EXECUTION)]
-SlurmOption = Annotated[
-    str | None,
-    Option(help="Options of Slurm's sbatch: partition=gpu,time=120,gpus_per_node=1.", rich_help_panel=EXECUTION),
-]
-DetachOption = Annotated[
-    bool,
-    Option("--detach", help="Submit to Slurm and leave; the same command later follows the runs.",
-           rich_help_panel=EXECUTION),
-]  # fmt: skip
-EmitOption = Annotated[
-    str | None,
-    Option(help="With --dry-run: print a script instead, sbatch, that runs one --shard per task.",
-           rich_help_panel=OUTPUT),
-]  # fmt: skip
-RetryFailedOption = Annotated[bool, Option("--retry-failed", help="Run failed runs again.", rich_help_panel=EXECUTION)]
-TaskSetOption = Annotated[
-    list[str] | None, Option("--set", help="A parameter of the task: --set task_params.digits=2; repeatable.")
-]
-ProbeSetOption = Annotated[
-    list[str] | None,
-    Option("--set", help="A parameter of the task or a built-in policy: --set policy_params.check_truth=0.8; "
-           "repeatable."),
-]  # fmt: skip
-
-_TABLE = "task_params."
 
 
-def mapping(pairs: list[str]) -> dict[str, str]:
-    """Field to column, from FIELD=COLUMN options."""
-    mapping: dict[str, str] = {}
-    for pair in pairs:
-        ours, equals, theirs = pair.partition("=")
-        if not (ours and equals and theirs):
-            raise UsageError(f"--map '{pair}'; valid: FIELD=COLUMN, such as length=response_len")
-        if ours in mapping:
-            raise UsageError(f"--map {ours} is given twice")
-        mapping[ours] = theirs
-    return mapping
+def items(text: str) -> list[Any]:
+    """The items of a comma list, their kinds unchecked."""
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def task_params(settings: list[str]) -> dict[str, Any]:
-    """A task's parameters from `task_params.KEY=VALUE` each, as `sweep --set` takes them. Raises UsageError."""
-    return params(settings, "task_params")["task_params"]
+def pairs(
+    option: str,
+    given: Sequence[str] | None,
+    valid: str = "NAME=VALUE",
+    split: Callable[[str, str], tuple[str, str, str]] = str.rpartition,
+) -> dict[str, str]:
+    """Values by name, from NAME=VALUE options. Raises UsageError, which says what is `valid`."""
+    found: dict[str, str] = {}
+    for pair in given or ():
+        name, equals, value = split(pair, "=")
+        if not (name and equals):
+            raise UsageError(f"{option} '{pair}'; valid: {valid}")
+        if name in found:
+            raise UsageError(f"{option} {name} is given twice")
+        found[name] = value
+    return found
 
 
-def params(settings: list[str], *tables: str) -> dict[str, dict[str, Any]]:
-    """The `tables` of parameters from `TABLE.KEY=VALUE` each. Raises UsageError for another table, or none."""
+def mapping(given: Sequence[str] | None) -> dict[str, str]:
+    """Columns by field, from --map FIELD=COLUMN. Raises UsageError."""
+    valid = "FIELD=COLUMN, such as length=response_len"
+    found = pairs("--map", given, valid, str.partition)
+    if "" in found.values():
+        raise UsageError(f"--map names a field without its column; valid: {valid}")
+    return found
+
+
+def params(settings: Sequence[str] | None, *tables: str) -> dict[str, dict[str, Any]]:
+    """The `tables` of parameters from --set TABLE.KEY=VALUE each. Raises UsageError for another table, or none."""
     from lossbench.sweep.recipe import apply_assignments
 
-    for setting in settings:
+    for setting in settings or ():
         if setting.partition(".")[0] not in tables:
-            raise UsageError(f"--set '{setting}': a task's parameter is written --set {_TABLE}{setting}")
-    found = apply_assignments({}, settings)
+            raise UsageError(f"--set '{setting}': a task's parameter is written --set task_params.{setting}")
+    found = apply_assignments({}, list(settings or ()))
     return {table: found.get(table, {}) for table in tables}

@@ -10,14 +10,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeRemaining
-from rich.text import Text
 from typer import Abort, confirm
 
-from lossbench.cli._shared import talk
+from lossbench.cli._output import talk
 from lossbench.sweep.executors.base import Progress as Step
 from lossbench.sweep.schedule import Watch
 from lossbench.training.run_spec import RunSpec
 
+# the methods are those of Watch, which documents them
 _LINE_EVERY_S = 15.0
 
 
@@ -34,9 +34,8 @@ class Clock:
     def __init__(self, runs: Sequence[RunSpec]) -> None:
         self.left_of = {spec.run_id: spec.settings.steps for spec in runs}
         self.steps_total = sum(self.left_of.values())
-        self.runs_total = len(runs)
-        self.runs_ended = 0
-        self.began = time.monotonic()
+        self.runs_total, self.runs_ended = len(runs), 0
+        self.began_s = time.monotonic()
         self._steps = dict(self.left_of)
         self._first: dict[str, int] = {}
         self._made: dict[str, int] = {}
@@ -61,8 +60,8 @@ class Clock:
         made = sum(self._made.values())
         if not made:
             return "-:--"
-        seconds = (time.monotonic() - self.began) / made * sum(self.left_of.values())
-        return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+        minutes, seconds = divmod(int((time.monotonic() - self.began_s) / made * sum(self.left_of.values())), 60)
+        return f"{minutes}:{seconds:02d}"
 
 
 def _numbers(step: Step) -> str:
@@ -77,21 +76,18 @@ class Lines(Watch):
     wants_notes = True
 
     def __init__(self) -> None:
-        self.last_line: dict[str, float] = {}
+        self.last_line_s: dict[str, float] = {}
         self.latest: dict[str, Step] = {}
 
     def note(self, text: str) -> None:
-        """One line."""
         talk(f"note: {text}")
 
     @contextmanager
     def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """A line at the start."""
         talk(f"{title} (once; about a minute each) …")
         yield lambda done, total: None
 
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
-        """Number of runs to make."""
         at_once = "as many at once as the queue lets" if slots is None else f"{slots} at once"
         talk(f"{len(mine)} runs in '{folder}', {len(mine) - len(left)} of them done, {at_once}")
         self.clock = Clock(left)
@@ -107,86 +103,71 @@ class Lines(Watch):
             return False
 
     def started(self, spec: RunSpec) -> None:
-        """One line."""
         talk(f"{spec.arm} seed {spec.seed}: started")
-        self.last_line[spec.run_id] = time.monotonic()
+        self.last_line_s[spec.run_id] = time.monotonic()
 
-    def advance(self, progress: Step) -> Step:
-        """`progress`, with the numbers of the last sampling where this step sampled nothing itself."""
+    def progressed(self, progress: Step) -> None:
+        """A step that sampled nothing itself is shown with the numbers of the last sampling."""
         self.clock.progressed(progress.run_id, progress.step)
         before = self.latest.get(progress.run_id)
         if before is not None and progress.reward_mean is None:
             progress = replace(before, step=progress.step)
         self.latest[progress.run_id] = progress
-        return progress
+        self.advance(progress)
 
-    def progressed(self, progress: Step) -> None:
+    def advance(self, step: Step) -> None:
         """A line every quarter of a minute and run."""
-        step, now = self.advance(progress), time.monotonic()
-        if now - self.last_line.get(step.run_id, now) > _LINE_EVERY_S:
-            self.last_line[step.run_id] = now
+        now_s = time.monotonic()
+        if now_s - self.last_line_s.get(step.run_id, now_s) > _LINE_EVERY_S:
+            self.last_line_s[step.run_id] = now_s
             talk(f"{step.run_id}: step {step.step}  {_numbers(step)}  left {self.clock.left()}")
 
     def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
-        """One line, with the log of a run that failed."""
         self.clock.ended(spec.run_id)
         latest = self.latest.get(spec.run_id)
         done = f"done  {_numbers(latest)}" if latest else "done"
         text = done if reason is None else f"failed: {reason}; its log: {log}"
-        self.line(f"[{self.clock.runs_ended}/{self.clock.runs_total}] {spec.arm} seed {spec.seed}: {text}")
-
-    def line(self, text: str) -> None:
-        """Print a finished run's line."""
-        talk(text)
+        talk(f"[{self.clock.runs_ended}/{self.clock.runs_total}] {spec.arm} seed {spec.seed}: {text}")
 
 
 class Bars(Lines):
-    """A bar per running run and one for the sweep."""
+    """A bar per running run and one for the sweep; what is said meanwhile stands above them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.console = Console(stderr=True)
         self.bars: dict[str, TaskID] = {}
 
     @contextmanager
     def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar."""
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemaining())
-        with Progress(*columns, console=self.console, transient=True) as progress:
+        columns = (_text_column("description"), BarColumn(), TimeRemaining())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(bar, completed=done, total=total)
 
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
-        """The bar of the sweep."""
         super().begun(folder, mine, left, slots)
-        description, numbers = (
-            TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[numbers]")
-        )
-        columns = (description, BarColumn(bar_width=24), MofNCompleteColumn(), numbers, TimeElapsedColumn())
-        self.progress = Progress(*columns, console=self.console, transient=True)
+        numbers = (MofNCompleteColumn(), _text_column("fields[numbers]"), TimeElapsedColumn())
+        columns = (_text_column("description"), BarColumn(bar_width=24), *numbers)
+        self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")
 
     def started(self, spec: RunSpec) -> None:
-        """A bar of its own."""
         self.progress.start()
         label = f"{spec.arm}  seed {spec.seed}"
         self.bars[spec.run_id] = self.progress.add_task(label, total=spec.settings.steps, numbers="starting")
 
-    def progressed(self, progress: Step) -> None:
+    def advance(self, step: Step) -> None:
         """Move the bars."""
-        step = self.advance(progress)
         self.progress.update(self.bars[step.run_id], completed=step.step, numbers=_numbers(step))
         self.progress.update(self.all, completed=self.clock.steps_done, numbers=f"left {self.clock.left()}")
 
     def ended(self, spec: RunSpec, reason: str | None, log: Path) -> None:
-        """A line above the bars."""
         self.progress.remove_task(self.bars.pop(spec.run_id))
         super().ended(spec, reason, log)
 
-    def line(self, text: str) -> None:
-        """Above the bars."""
-        self.console.print(Text(text))
-
     def over(self) -> None:
-        """Take the bars away."""
         self.progress.stop()
+
+
+def _text_column(field: str) -> TextColumn:
+    return TextColumn(f"{{task.{field}}}", markup=False)

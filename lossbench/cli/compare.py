@@ -1,11 +1,11 @@
 """`lossbench compare`: two modes of one sweep, or two sweeps, over the seeds they share."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
-from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 _TABLE_COLUMNS = ["metric", "at", "a", "b", "n", "mean_a", "mean_b", "difference", "ci_low", "ci_high", "ratio", "p",
@@ -13,16 +13,12 @@ _TABLE_COLUMNS = ["metric", "at", "a", "b", "n", "mean_a", "mean_b", "difference
 
 
 def compare(
-    a: Annotated[str, typer.Argument(help="A mode of the sweep, or a sweep's folder.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="What to compare it with: the same kind of thing.", show_default=False)],
-    sweep: Annotated[
-        Path | None, typer.Option("--in", help="The sweep of the two modes; the newest below results/ by default.")
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option("--metrics", help="Comma list of metrics for the late window.", rich_help_panel=OUTPUT)
-    ] = None,
-    format: FormatOption = Format.table,
-    quiet: QuietOption = False,
+    a: Annotated[str, Argument(help="A mode of the sweep, or a sweep's folder.", show_default=False)],
+    b: Annotated[str, Argument(help="What to compare it with: the same kind of thing.", show_default=False)],
+    sweep: Annotated[o.File, o.option("The sweep of the two modes; default: the newest.", "--in")] = None,
+    metrics: Annotated[o.Text, o.output("Comma list of metrics for the late window.", "--metrics")] = None,
+    format: o.FormatOption = "table",
+    quiet: o.QuietOption = False,
 ) -> None:
     """Compare two modes of a sweep, or the common modes of two sweeps, run by run of equal seed.
 
@@ -33,7 +29,7 @@ def compare(
     """
     from lossbench.api import compared, sides
 
-    chosen = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
+    chosen = None if metrics is None else o.items(metrics)
     if chosen == []:
         raise UsageError("--metrics is empty: name at least one metric, such as late_length_incorrect")
     rows: list[dict[str, Any]] = []
@@ -44,4 +40,4 @@ def compare(
             talk(f"{side_a.name} vs {side_b.name}: {text}")
     for problem in dict.fromkeys(text for pair in pairs for side in pair for text in side.summary.problems):
         talk(f"warning: {problem}")
-    print_table(rows, _TABLE_COLUMNS if format in (Format.table, Format.md) else None, format)
+    print_table(rows, _TABLE_COLUMNS if format in ("table", "md") else None, format)

@@ -5,10 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
-from lossbench.cli._options import mapping
-from lossbench.cli._shared import Format, FormatOption, print_table, show
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, show
 
 if TYPE_CHECKING:
     from lossbench.diagnosis.diagnose import Diagnosis
@@ -17,17 +17,13 @@ _IN_FULL = 4
 
 
 def diagnose(
-    path: Annotated[
-        Path, typer.Argument(help="A sweep's folder, one that lossbench.watch fills, or a log that ingest reads.")
-    ],
-    run: Annotated[list[str] | None, typer.Option(help="A run's name; repeatable. Default: all.")] = None,
-    kind: Annotated[str, typer.Option("--as", help="Format of a log: see `lossbench ingest`.")] = "auto",
-    columns: Annotated[list[str] | None, typer.Option("--map", help="FIELD=COLUMN of a log; repeatable.")] = None,
-    mode: Annotated[str | None, typer.Option(help="Loss mode that trained a log's run.")] = None,
-    correct_above: Annotated[
-        float | None, typer.Option(help="Verdict or reward above which a log's completion is right.")
-    ] = None,
-    format: FormatOption = Format.table,
+    path: Annotated[Path, Argument(help="A sweep's folder, one of lossbench.watch, or a log that ingest reads.")],
+    run: Annotated[o.Texts, o.option("A run's name; repeatable. Default: all.")] = None,
+    kind: o.KindOption = "auto",
+    columns: o.MapOption = None,
+    mode: Annotated[o.Text, o.option("Loss mode that trained a log's run.")] = None,
+    correct_above: o.CorrectAboveOption = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """Diagnose a run: what grew, what the loss pushed, what else could be the cause, and what to change.
 
@@ -42,27 +38,22 @@ def diagnose(
 
     with TemporaryDirectory() as folder:
         if not is_sweep(path):
-            request = Request(mapping(columns or []), mode)
-            ingest(
-                path, Path(folder) / path.resolve().stem, kind, request, Reading(None, correct_above, keep_text=False)
-            )
-            path = Path(folder) / path.resolve().stem
+            log, path = path, Path(folder) / path.resolve().stem
+            ingest(log, path, kind, Request(o.mapping(columns), mode), Reading(None, correct_above, keep_text=False))
         found = diagnose_sweep(load(path), run)
-    if format != Format.table:
-        print_table([_row(item, nested=format == Format.json) for item in found], None, format)
-    elif len(found) <= _IN_FULL:
+    if format == "table" and len(found) <= _IN_FULL:
         show("\n\n".join("\n".join(lines(item)) for item in found))
+    elif format == "json":
+        print_table([{**asdict(item), "advice": item.advice} for item in found], None, format)
     else:
-        print_table([_row(item, nested=False) for item in found], None, format)
+        print_table([_row(item) for item in found], None, format)
 
 
-def _row(item: "Diagnosis", *, nested: bool) -> dict[str, Any]:
-    if nested:
-        return {**asdict(item), "advice": item.advice}
-    worst = item.confounders[0].name if item.confounders else None
+def _row(item: "Diagnosis") -> dict[str, Any]:
     return {
         "run": item.run_id, "steps": item.steps, "wrong": _ends(item.wrong), "right": _ends(item.right),
-        "reward": _ends(item.reward), "push_wrong": item.own_push.wrong if item.own_push else None, "also": worst,
+        "reward": _ends(item.reward), "push_wrong": item.own_push.wrong if item.own_push else None,
+        "also": item.confounders[0].name if item.confounders else None,
     }  # fmt: skip
 
 

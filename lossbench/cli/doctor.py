@@ -3,14 +3,15 @@
 import math
 from typing import Any
 
-import typer
+from typer import Exit
 
-from lossbench.cli._shared import Format, FormatOption, print_table, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, talk
 
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
-def doctor(format: FormatOption = Format.table) -> None:
+def doctor(format: o.FormatOption = "table") -> None:
     """Check the installed TRL against this program's definitions, in seconds; exits with 1 if they differ.
 
     Example: lossbench doctor
@@ -18,38 +19,29 @@ def doctor(format: FormatOption = Format.table) -> None:
     from lossbench.extras import TRAIN, require
 
     require("doctor", "train", *TRAIN)
-    for line in _environment():
-        talk(line)
+    _say_environment()
     rows = _conformance()
-    print_table(rows, ["loss_type", "equals", "loss", "gradient", "verdict"], format)
+    print_table(rows, None, format)
     drifted = [row["loss_type"] for row in rows if row["verdict"] != "ok"]
     if drifted:
         talk(f"TRL's loss has drifted from the definitions for: {', '.join(drifted)}; install trl>=1.16,<1.17")
-        raise typer.Exit(1)
+        raise Exit(1)
     talk("TRL's losses agree with the definitions (largest relative difference in the columns loss and gradient)")
 
 
-def _environment() -> list[str]:
+def _say_environment() -> None:
     import platform
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
     import torch
 
     from lossbench.version import __version__
 
-    lines = [f"lossbench {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
-    found = []
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            found.append(f"{package} missing")
-    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    lines.append(", ".join(found))
-    lines.append(f"devices: {', '.join(['cpu', *devices])}; threads: {torch.get_num_threads()}")
-    return lines
+    devices = ["cpu", *map(torch.cuda.get_device_name, range(torch.cuda.device_count()))]
+    devices += ["mps"] * torch.backends.mps.is_available()
+    talk(f"lossbench {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    talk(", ".join(f"{package} {version(package)}" for package in _PACKAGES))
+    talk(f"devices: {', '.join(devices)}; threads: {torch.get_num_threads()}")
 
 
 def _conformance() -> list[dict[str, Any]]:

@@ -2,32 +2,30 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
-from lossbench.cli._shared import Format, FormatOption, print_table, show
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, show
 from lossbench.errors import UsageError, one_line
-
-if TYPE_CHECKING:
-    from lossbench.diagnosis.loss_code import Identified
 
 _COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence", "notes"]
 
 
 def identify(
-    target: Annotated[str | None, typer.Argument(help="A loss function, as file.py:name.")] = None,
+    target: Annotated[o.Text, Argument(help="A loss function, as file.py:name.")] = None,
     call: Annotated[
-        str | None,
-        typer.Option(
-            help="How to call it, as an expression of `loss` and its arguments: "
+        o.Text,
+        o.option(
+            "How to call it, as an expression of `loss` and its arguments: "
             "'loss(logp, old_logp, advantages[:, None], mask)'."
         ),
     ] = None,
-    trl: Annotated[Path | None, typer.Option(help="Settings instead: a GRPOConfig as JSON or YAML.")] = None,
-    verl: Annotated[Path | None, typer.Option(help="Settings instead: verl's .hydra/config.yaml.")] = None,
-    swift: Annotated[Path | None, typer.Option(help="Settings instead: ms-swift's args.json.")] = None,
-    format: FormatOption = Format.table,
+    trl: Annotated[o.File, o.option("Settings instead: a GRPOConfig as JSON or YAML.")] = None,
+    verl: Annotated[o.File, o.option("Settings instead: verl's .hydra/config.yaml.")] = None,
+    swift: Annotated[o.File, o.option("Settings instead: ms-swift's args.json.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """Name the aggregation that a loss function computes, its divisor and scope, or the mode that settings give.
 
@@ -36,22 +34,15 @@ def identify(
     given = [item for item in (target, trl, verl, swift) if item is not None]
     if len(given) != 1:
         raise UsageError("give one of: a loss function as file.py:name, --trl FILE, --verl FILE, --swift FILE")
-    if target is None:
-        _identify_settings(Path(given[0]), format)
-        return
-    from lossbench.diagnosis.loss_code import identify_loss
-    from lossbench.user_code import attribute_of
-
-    found = identify_loss(attribute_of(target, "loss"), _adapter(call))
-    if format == Format.table:
-        show("\n".join([found.sentence, *(f"  {note}" for note in found.notes), *_paste(found)]))
+    title, notes, row = _of_settings(Path(given[0])) if target is None else _of_function(target, _adapter(call))
+    if format == "table":
+        show("\n".join([title, *(f"  {note}" for note in notes)]))
     else:
-        row = {**asdict(found), "sentence": found.sentence, "notes": "; ".join(found.notes) or None}
-        print_table([row], _COLUMNS, format)
+        print_table([row], None, format)
 
 
-def _identify_settings(file: Path, format: Format) -> None:
-    """Print the mode that a framework's settings give, with the caveats of its parts."""
+def _of_settings(file: Path) -> tuple[str, list[str], dict[str, Any]]:
+    """The mode that a framework's settings give, with the caveats of its parts."""
     from lossbench.ingest.run_config import mode_of_config, read_config
     from lossbench.loss.modes import parse_mode
 
@@ -60,10 +51,20 @@ def _identify_settings(file: Path, format: Format) -> None:
         raise UsageError(f"{file}: names no loss mode that lossbench knows; see `lossbench modes`")
     mode = parse_mode(name)
     caveats = [text for text in (mode.aggregation.entry.caveat, mode.surrogate.caveat) if text]
-    if format == Format.table:
-        typer.echo("\n".join([f"{mode.name} = {mode.triple}", *(f"  {text}" for text in caveats)]))
-    else:
-        print_table([{"mode": mode.name, "triple": mode.triple, "caveats": "; ".join(caveats)}], None, format)
+    row = {"mode": mode.name, "triple": mode.triple, "caveats": "; ".join(caveats)}
+    return f"{mode.name} = {mode.triple}", caveats, row
+
+
+def _of_function(target: str, adapter: Any) -> tuple[str, list[str], dict[str, Any]]:
+    from lossbench.diagnosis.loss_code import identify_loss
+    from lossbench.user_code import attribute_of
+
+    found = identify_loss(attribute_of(target, "loss"), adapter)
+    notes = list(found.notes)
+    if found.agg_mode is not None and not found.factor:
+        notes.append(f"the same elsewhere: lossbench modes grpo@{found.agg_mode}")
+    facts = {**asdict(found), "sentence": found.sentence, "notes": "; ".join(found.notes) or None}
+    return found.sentence, notes, {name: facts[name] for name in _COLUMNS}
 
 
 def _adapter(expression: str | None) -> Any:
@@ -75,10 +76,3 @@ def _adapter(expression: str | None) -> Any:
     except SyntaxError as error:
         raise UsageError(f"--call '{expression}' is not an expression: {one_line(error)}") from error
     return lambda loss, **arguments: eval(code, {"loss": loss, **arguments})
-
-
-def _paste(found: "Identified") -> list[str]:
-    """The settings that give the same mode in TRL, where there are some."""
-    if found.agg_mode is None or found.factor:
-        return []
-    return [f"the same elsewhere: lossbench modes grpo@{found.agg_mode}"]

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,45 +19,29 @@ _COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
 
 
 def ingest(
-    path: Annotated[Path, typer.Argument(help="A log file, a run's folder, or a folder of runs.")],
-    kind: Annotated[str, typer.Option("--as", help="A format, such as trl, verl, swift, csv, or auto.")] = "auto",
-    columns: Annotated[
-        list[str] | None,
-        typer.Option("--map", help="FIELD=COLUMN of the log, such as length=response_len; repeatable."),
-    ] = None,
+    path: Annotated[Path, Argument(help="A log file, a run's folder, or a folder of runs.")],
+    kind: o.KindOption = "auto",
+    columns: o.MapOption = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the tokenizer that counts lengths; without it: characters.")
+        o.Text, o.option("Folder or hub id of the tokenizer that counts lengths; without it: characters.")
     ] = None,
     mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
+        o.Texts,
+        o.option(
+            "Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
             "NAME; NAME= leaves it out. Repeatable."
         ),
     ] = None,
-    run: Annotated[list[str] | None, typer.Option(help="Name of a run to read; repeatable. Default: all.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
-    num_generations: Annotated[int | None, typer.Option(min=1, help="Completions per prompt and step.")] = None,
-    reward_weight: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=WEIGHT of a reward function, whose weighted sum is the reward; repeatable."),
-    ] = None,
-    forced_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens at the head of each completion that were forced, not sampled.")
-    ] = 0,
-    correct_above: Annotated[
-        float | None,
-        typer.Option(
-            help="A completion counts as correct where its verdict (a column such as acc) is a number above this, or "
-            "without such a column its reward is; a verdict of true or false stands."
-        ),
-    ] = None,
-    text: Annotated[bool, typer.Option("--text/--no-text", help="Keep prompts and completions.")] = True,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; default results/ingested-<name>.", rich_help_panel=OUTPUT)
-    ] = None,
-    format: FormatOption = Format.table,
-    quiet: QuietOption = False,
+    run: Annotated[o.Texts, o.option("Name of a run to read; repeatable. Default: all.")] = None,
+    seed: Annotated[o.Count, o.option("Seed of the run.")] = None,
+    num_generations: Annotated[o.Count, o.option("Completions per prompt and step.", min=1)] = None,
+    reward_weight: Annotated[o.Texts, o.option("NAME=WEIGHT of a reward function, for their sum; repeatable.")] = None,
+    forced_tokens: Annotated[int, o.option("Tokens at the head of each completion that were not sampled.", min=0)] = 0,
+    correct_above: o.CorrectAboveOption = None,
+    text: Annotated[bool, o.option("Keep prompts and completions.", "--text/--no-text")] = True,
+    out: Annotated[o.File, o.output("Folder; default results/ingested-<name>.")] = None,
+    format: o.FormatOption = "table",
+    quiet: o.QuietOption = False,
 ) -> None:
     """Read another trainer's logs into lossbench's tables.
 
@@ -70,9 +54,14 @@ def ingest(
     from lossbench.ingest.fields import Reading
     from lossbench.ingest.sweep_folder import ingest as read_log
 
-    plain, named = _modes(mode or [])
-    weights = {name: _weight(name, value) for name, value in _pairs("--reward-weight", reward_weight or []).items()}
-    request = Request(o.mapping(columns or []), plain, seed, num_generations, named, run or (), weights, forced_tokens)
+    plain = [given for given in mode or () if "=" not in given]
+    if len(plain) > 1:
+        raise UsageError(f"--mode {plain[0]} and --mode {plain[1]}: of several runs, --mode NAME=MODE says each one's")
+    named = o.pairs("--mode", [given for given in mode or () if "=" in given])
+    weights = {name: _weight(name, value) for name, value in o.pairs("--reward-weight", reward_weight).items()}
+    request = Request(
+        o.mapping(columns), next(iter(plain), None), seed, num_generations, named, run or (), weights, forced_tokens
+    )
     count_tokens, eos = _token_counter(tokenizer) if tokenizer else (None, None)
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
     try:
@@ -83,12 +72,12 @@ def ingest(
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
         for run_id, state in result.runs.items():
             talk(_columns_read(run_id, state))
-        for note, count in Counter(note for run in result.runs.values() for note in run["notes"]).items():
+        for note, count in Counter(note for state in result.runs.values() for note in state["notes"]).items():
             talk(f"note: {note}" + (f" ({count} runs)" if count > 1 else ""))
     if result.damage.count:
         examples = "; ".join(result.damage.examples)
         talk(f"warning: {result.damage.count} damaged lines or files left out, such as {examples}")
-    rows = [{"run": run_id, "steps": run["steps_done"], **run} for run_id, run in result.runs.items()]
+    rows = [{"run": run_id, "steps": state["steps_done"], **state} for run_id, state in result.runs.items()]
     print_table(rows, _COLUMNS, format)
 
 
@@ -101,21 +90,6 @@ def _columns_read(run_id: str, state: "Mapping[str, Any]") -> str:
     if unused:
         line += f"; not used: {', '.join(unused[:20])}" + f" and {len(unused) - 20} more" * (len(unused) > 20)
     return line + f" (perhaps {', '.join(alike[:4])})" * bool(alike)
-
-
-def _modes(given: list[str]) -> tuple[str | None, dict[str, str]]:
-    """The mode of every run, and the modes of those that are named."""
-    plain = [mode for mode in given if "=" not in mode]
-    if len(plain) > 1:
-        raise UsageError(f"--mode {plain[0]} and --mode {plain[1]}: of several runs, --mode NAME=MODE says each one's")
-    return next(iter(plain), None), _pairs("--mode", [mode for mode in given if "=" in mode])
-
-
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
-    for pair in given:
-        if not pair.partition("=")[0] or "=" not in pair:
-            raise UsageError(f"{option} '{pair}'; valid: NAME=VALUE")
-    return {name: value for name, _, value in (pair.rpartition("=") for pair in given)}
 
 
 def _weight(name: str, value: str) -> float:

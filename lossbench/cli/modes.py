@@ -3,9 +3,10 @@
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
-from lossbench.cli._shared import Format, FormatOption, print_table, show, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -16,26 +17,24 @@ _COLUMNS = ["mode", "triple", "weight", "length_exponent", "equals"]
 
 
 def modes(
-    name: Annotated[
-        str | None, typer.Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/advantage.")
-    ] = None,
+    name: Annotated[o.Text, Argument(help="A preset, loss_type@agg_mode or loss_type@agg_mode/advantage.")] = None,
     framework: Annotated[
-        str | None, typer.Option("--for", help=f"Print only the settings for one of {', '.join(_FRAMEWORKS)}.")
+        o.Text, o.option(f"Print only the settings for one of {', '.join(_FRAMEWORKS)}.", "--for")
     ] = None,
-    cap: Annotated[int | None, typer.Option(help="The horizon H in those settings, in tokens.")] = None,
-    format: FormatOption = Format.table,
+    cap: Annotated[o.Count, o.option("The horizon H in those settings, in tokens.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the loss modes, or explain one: formula, weights, caveats, settings that give it in other frameworks.
 
     Example: lossbench modes dr_grpo
     """
+    from lossbench.loss.equivalents import equivalents
     from lossbench.loss.modes import catalogue, parse_mode
 
     if name is None:
         if framework is not None:
             raise UsageError("--for prints the settings of one mode: name a mode, such as dr_grpo")
-        rows = [_row(mode) for mode in catalogue()]
-        print_table(rows, _COLUMNS if format == Format.table else None, format)
+        print_table([_row(mode) for mode in catalogue()], _COLUMNS if format == "table" else None, format)
         return
     try:
         mode = parse_mode(name)
@@ -43,10 +42,15 @@ def modes(
         raise UsageError(str(error)) from error
     if framework is not None:
         show(_code(mode, framework, cap))
-    elif format == Format.table:
+    elif format == "table":
         show(_page(mode))
     else:
-        print_table(_settings_rows(mode), None, format)
+        rows = [
+            {"mode": mode.name, "framework": found.framework, "name": found.name,
+             "settings": "\n".join(found.settings) or None, "conditions": "; ".join(found.conditions) or None}
+            for found in equivalents(mode)
+        ]  # fmt: skip
+        print_table(rows, None, format)
 
 
 def _code(mode: "Mode", framework: str, cap: int | None) -> str:
@@ -71,50 +75,28 @@ def _code(mode: "Mode", framework: str, cap: int | None) -> str:
 def _row(mode: "Mode") -> dict[str, Any]:
     from lossbench.loss.equivalents import short_names
 
-    aggregation = mode.aggregation
     return {
-        "mode": mode.name,
-        "triple": mode.triple,
-        "weight": aggregation.entry.formula,
-        "length_exponent": aggregation.exponent,
-        "token_loss": mode.surrogate.formula,
+        "mode": mode.name, "triple": mode.triple, "weight": mode.aggregation.entry.formula,
+        "length_exponent": mode.aggregation.exponent, "token_loss": mode.surrogate.formula,
         "equals": short_names(mode) or None,
-    }
-
-
-def _exponent(mode: "Mode") -> str:
-    note = mode.aggregation.entry.exponent_note
-    return f"{mode.aggregation.exponent:g}" + (f" ({note})" if note else "")
-
-
-def _settings_rows(mode: "Mode") -> list[dict[str, Any]]:
-    from lossbench.loss.equivalents import equivalents
-
-    return [
-        {
-            "mode": mode.name,
-            "framework": entry.framework,
-            "name": entry.name,
-            "settings": "\n".join(entry.settings) or None,
-            "conditions": "; ".join(entry.conditions) or None,
-        }
-        for entry in equivalents(mode)
-    ]
+    }  # fmt: skip
 
 
 def _page(mode: "Mode") -> str:
     """The explanation of one mode, as plain text."""
     from lossbench.loss.advantages import parse_advantage
+    from lossbench.loss.equivalents import equivalents
 
-    entry, surrogate, advantage = mode.aggregation.entry, mode.surrogate, parse_advantage(mode.advantage)
+    aggregation, surrogate, advantage = mode.aggregation, mode.surrogate, parse_advantage(mode.advantage)
+    entry, alpha = aggregation.entry, aggregation.alpha
     lines = [
         f"{mode.name} = {mode.triple}",
         "",
         "  loss        Σ_i w_i · Σ_t m_it · ℓ_it",
-        f"  w_i         {entry.formula}{_alpha_note(mode)}",
+        f"  w_i         {entry.formula}" + ("" if alpha is None else f"   with α = {alpha:g}"),
         f"  ℓ_it        {surrogate.formula}",
         f"  A_i         {advantage.formula}",
-        f"  w_i·L_i     ~ L^{_exponent(mode)}",
+        f"  w_i·L_i     ~ L^{aggregation.exponent:g}" + (f" ({entry.exponent_note})" if entry.exponent_note else ""),
         "  N rows, P prompts, M micro-batches × ranks, L_i live tokens, T their sum, T_g those of the prompt's group,",
         "  T_m those of the micro-batch, H the constant horizon; all over one optimizer step",
         "",
@@ -124,19 +106,16 @@ def _page(mode: "Mode") -> str:
         f"  {entry.caveat}",
         f"surrogate: {surrogate.source}",
         f"  {surrogate.caveat}",
-        *(
-            f"  {name} = {field.default}: {field.description}"
-            for name, field in surrogate.constants.model_fields.items()
-        ),
-    ]
+        *(f"  {name} = {field.default}: {field.description}"
+          for name, field in surrogate.constants.model_fields.items()),
+    ]  # fmt: skip
     for part in advantage.parts:
         lines += [f"advantage, {part.axis}: {part.source}", *([f"  {part.caveat}"] if part.caveat else [])]
-    return "\n".join(lines + _elsewhere(mode))
-
-
-def _alpha_note(mode: "Mode") -> str:
-    alpha = mode.aggregation.alpha
-    return "" if alpha is None else f"   with α = {alpha:g}"
+    for found in equivalents(mode):
+        lines += ["", f"{found.framework}: {found.name or 'not possible'}"]
+        lines += [f"    {line}" for line in found.settings]
+        lines += [f"  {'where' if found.possible else 'because'}: {condition}" for condition in found.conditions]
+    return "\n".join(lines)
 
 
 def _example(mode: "Mode") -> list[str]:
@@ -144,18 +123,8 @@ def _example(mode: "Mode") -> list[str]:
 
     lengths, horizon = [10, 100], 128
     weights = window_weights(mode.aggregation, lengths, [0, 0], horizon=horizon, advantages_N=[1, -1])
-    lines = [f"weights of two completions of one prompt, H = {horizon}:"]
-    for length, weight in zip(lengths, weights.tolist(), strict=True):
-        lines.append(f"  {length:>4} tokens   per token {weight:.6g}   whole row {weight * length:.6g}")
-    return lines
-
-
-def _elsewhere(mode: "Mode") -> list[str]:
-    from lossbench.loss.equivalents import equivalents
-
-    lines: list[str] = []
-    for entry in equivalents(mode):
-        lines += ["", f"{entry.framework}: {entry.name or 'not possible'}"]
-        lines += [f"    {line}" for line in entry.settings]
-        lines += [f"  {'where' if entry.possible else 'because'}: {condition}" for condition in entry.conditions]
-    return lines
+    return [
+        f"weights of two completions of one prompt, H = {horizon}:",
+        *(f"  {length:>4} tokens   per token {weight:.6g}   whole row {weight * length:.6g}"
+          for length, weight in zip(lengths, weights.tolist(), strict=True)),
+    ]  # fmt: skip

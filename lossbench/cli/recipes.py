@@ -1,18 +1,18 @@
 """`lossbench recipes`: list, print or copy the recipes that ship with the program."""
 
-from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
-from lossbench.cli._shared import Format, FormatOption, print_table, show, talk
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None,
-    copy: Annotated[Path | None, typer.Option(help="Write the recipe to this file, to be edited.")] = None,
-    format: FormatOption = Format.table,
+    name: Annotated[o.Text, Argument(help="Print this recipe.")] = None,
+    copy: Annotated[o.File, o.option("Write the recipe to this file, to be edited.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the recipes, or print or copy one.
 
@@ -37,6 +37,4 @@ def recipes(
             file.write(path.read_text(encoding="utf-8"))
     except FileExistsError:
         raise UsageError(f"'{copy}' exists: choose another file") from None
-    except OSError as error:
-        raise UsageError(f"cannot write '{copy}': {error.strerror}") from None
     talk(f"wrote '{copy}'; run it with: lossbench sweep {copy}")

@@ -4,42 +4,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import OUTPUT, Format, FormatOption, QuietOption, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
     from lossbench.claims.verdict import Verdict
     from lossbench.training.run_spec import RunSpec
 
-COLUMNS = ["claim", "verdict", "paper", "ours", "p_holm", "n", "per_policy", "sentence"]
-_SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
+_SMOKE = {"seeds": [0], "steps": 30}
 
 
 def reproduce(
-    recipe: Annotated[str, typer.Argument(help="A recipe that states claims.")] = "dr-grpo",
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Two minutes instead of forty: too small for verdicts.")
-    ] = False,
-    probe: Annotated[bool, typer.Option(help="Also probe the frozen policy, which one claim needs.")] = True,
+    recipe: Annotated[str, Argument(help="A recipe that states claims.")] = "dr-grpo",
+    smoke: Annotated[bool, o.option("Two minutes instead of fifty: too small for verdicts.", "--smoke")] = False,
+    probe: Annotated[bool, o.option("Also probe the frozen policy, which one claim needs.")] = True,
     sampler: o.SamplerOption = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
     retry_failed: o.RetryFailedOption = False,
-    out: Annotated[
-        Path | None, typer.Option(help="The sweep's folder; default: results/<recipe>-<hash>.", rich_help_panel=OUTPUT)
-    ] = None,
-    format: FormatOption = Format.table,
-    quiet: QuietOption = False,
+    out: o.SweepOutOption = None,
+    format: o.FormatOption = "table",
+    quiet: o.QuietOption = False,
 ) -> None:
     """Run a pre-stated recipe and judge its claims: the paper's figure, ours with its interval, and the verdict.
 
     Example: lossbench reproduce dr-grpo --smoke
     """
-    from lossbench.api import plan_sweep
+    from lossbench.api import load, plan_sweep
     from lossbench.claims.registry import select
     from lossbench.cli.sweep import make_runs
     from lossbench.sweep.recipe import recipe_path
@@ -52,17 +47,20 @@ def reproduce(
     if not planned.recipe.claims:
         raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
     if smoke:
-        talk("a smoke run: two seeds of 30 steps cannot decide any claim about training")
+        talk("a smoke run: one seed of 30 steps cannot decide any claim about training")
     folder = make_runs(planned, quiet)
     if probe and any(claim.needs_probe for claim in select(planned.recipe.claims)):
         _probe(folder, planned.runs, planned.recipe.policy, smoke, quiet)
-    _judge(folder, str(format), quiet)
+    made = load(folder).report()
+    print_table([_row(verdict) for verdict in made.data.verdicts], None, format)
+    if not quiet:
+        talk(f"the report: {made.folder / 'index.html'}")
+    if not made.complete:
+        raise Exit(1)
 
 
 def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, quiet: bool) -> None:
-    """Probe each policy that runs start from into the sweep's folder, once; those of arms with a policy of their own
-    aside."""  # fmt: skip
-    from lossbench.cli._probe import label
+    """Probe each warm start of the sweep's policy into its folder, once."""
     from lossbench.probe.jobs import ProbeJob
     from lossbench.probe.measure import is_complete, measure, probe_path
     from lossbench.probe.prober import ProbeSettings
@@ -70,10 +68,8 @@ def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, qu
     jobs = {}
     for run in (run for run in runs if run.policy == policy):
         params = run.settings.policy_params
-        job = ProbeJob(
-            policy, run.policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40), label=label(policy, params),
-            load_options={"policy_params": params} if params else {},
-        )  # fmt: skip
+        settings, options = ProbeSettings(pairs=4 if smoke else 40), {"policy_params": params} if params else {}
+        job = ProbeJob(policy, run.policy_seed, settings=settings, load_options=options)
         jobs.setdefault(probe_path(folder, job), job)
     for path, job in jobs.items():
         if not is_complete(path):
@@ -82,32 +78,16 @@ def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, qu
                 talk(f"probed warm start {job.policy_seed}: {path}")
 
 
-def _judge(folder: Path, format: str, quiet: bool) -> None:
-    from lossbench.api import load
-
-    made = load(folder).report()
-    print_table([verdict_row(verdict) for verdict in made.data.verdicts], COLUMNS, format)
-    if not quiet:
-        talk(f"the report: {made.folder / 'index.html'}")
-    if not made.complete:
-        raise typer.Exit(1)
-
-
-def verdict_row(verdict: "Verdict") -> dict[str, Any]:
-    """A verdict as the reproduction's table shows it."""
+def _row(verdict: "Verdict") -> dict[str, Any]:
     return {
-        "claim": verdict.claim.id,
-        "verdict": verdict.status,
-        "paper": verdict.claim.paper_figure,
-        "ours": _ours(verdict),
-        "p_holm": verdict.p_holm,
-        "n": verdict.n or None,
+        "claim": verdict.claim.id, "verdict": verdict.status, "paper": verdict.claim.paper_figure,
+        "ours": _ours(verdict), "p_holm": verdict.p_holm, "n": verdict.n or None,
         "per_policy": "; ".join(
             f"policy {effect.policy_seed}: {effect.effect.estimate:+.3g} {verdict.policy_unit} (n={effect.n})"
             for effect in verdict.per_policy
         ),
         "sentence": verdict.claim.sentence,
-    }
+    }  # fmt: skip
 
 
 def _ours(verdict: "Verdict") -> str:

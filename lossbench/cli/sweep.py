@@ -5,21 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Context, Exit, Option
+from typer import Argument, Context, Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._shared import (
-    EXECUTION,
-    GRID,
-    OUTPUT,
-    TRAINING,
-    Format,
-    FormatOption,
-    QuietOption,
-    print_table,
-    show,
-    talk,
-)
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -29,92 +18,52 @@ if TYPE_CHECKING:
 def sweep(
     context: Context,
     recipe: Annotated[str, Argument(help="A built-in recipe (see `lossbench recipes`) or a TOML file.")] = "quick",
-    modes: Annotated[
-        str | None, Option(help="Modes, comma-separated: grpo,dr_grpo,grpo@token-mean/none.", rich_help_panel=GRID)
-    ] = None,
-    loss_types: Annotated[
-        str | None, Option(help="An axis of a grid: surrogates (or, alone, presets).", rich_help_panel=GRID)
-    ] = None,
-    agg_modes: Annotated[str | None, Option(help="An axis of a grid: aggregations.", rich_help_panel=GRID)] = None,
-    scale_rewards: Annotated[
-        str | None, Option(help="An axis of a grid: group, batch, none.", rich_help_panel=GRID)
-    ] = None,
-    advantages: Annotated[
-        str | None, Option(help="The same axis by full names: none,loo,length-weighted.", rich_help_panel=GRID)
-    ] = None,
-    seeds: Annotated[
-        str | None, Option(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.", rich_help_panel=GRID)
-    ] = None,
+    modes: Annotated[o.Text, o.grid("Modes, comma-separated: grpo,dr_grpo,grpo@token-mean/none.")] = None,
+    loss_types: Annotated[o.Text, o.grid("An axis of a grid: surrogates (or, alone, presets).")] = None,
+    agg_modes: Annotated[o.Text, o.grid("An axis of a grid: aggregations.")] = None,
+    scale_rewards: Annotated[o.Text, o.grid("An axis of a grid: group, batch, none.")] = None,
+    advantages: Annotated[o.Text, o.grid("The same axis by full names: none,loo,length-weighted.")] = None,
+    seeds: Annotated[o.Text, o.grid("4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.")] = None,
     skip_duplicates: Annotated[
-        bool,
-        Option("--skip-duplicates", help="Skip modes that are mathematically identical in this setup.",
-               rich_help_panel=GRID),
+        bool, o.grid("Skip modes that are mathematically identical in this setup.", "--skip-duplicates")
     ] = False,
-    steps: Annotated[int | None, Option(help="Optimizer steps per run.", rich_help_panel=TRAINING)] = None,
-    model: Annotated[
-        str | None, Option(help="Policy: a hub id (id@revision), a folder, or a .gguf file.", rich_help_panel=TRAINING)
-    ] = None,
-    task: Annotated[
-        str | None, Option(help="A task (see `lossbench tasks`), or file.py:Name.", rich_help_panel=TRAINING)
-    ] = None,
-    dataset: Annotated[
-        str | None, Option(help="Train on the prompts and answers of this file.", rich_help_panel=TRAINING)
-    ] = None,
+    steps: Annotated[o.Count, o.training("Optimizer steps per run.")] = None,
+    model: Annotated[o.Text, o.training("Policy: a hub id (id@revision), a folder, or a .gguf file.")] = None,
+    task: Annotated[o.Text, o.training("A task (see `lossbench tasks`), or file.py:Name.")] = None,
+    dataset: Annotated[o.Text, o.training("Train on the prompts and answers of this file.")] = None,
     verifier: o.VerifierOption = None,
-    lora: Annotated[
-        str | None, Option(help="Train a LoRA adapter: r=16 or r=16,alpha=32.", rich_help_panel=TRAINING)
-    ] = None,
+    lora: Annotated[o.Text, o.training("Train a LoRA adapter: r=16 or r=16,alpha=32.")] = None,
     sampler: o.SamplerOption = None,
-    report_to: Annotated[
-        str | None, Option(help="Also log through TRL to tensorboard, wandb or trackio.", rich_help_panel=TRAINING)
-    ] = None,
-    probe_every: Annotated[
-        int | None, Option(help="Probe the length bias every so many steps.", rich_help_panel=TRAINING)
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, Option(help="Checkpoint every so many steps.", rich_help_panel=TRAINING)
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        Option("--set", help="Any key of the recipe: --set learning_rate=1e-5.", rich_help_panel=TRAINING),
-    ] = None,
+    report_to: Annotated[o.Text, o.training("Also log through TRL to tensorboard, wandb or trackio.")] = None,
+    probe_every: Annotated[o.Count, o.training("Probe the length bias every so many steps.")] = None,
+    checkpoint_every: Annotated[o.Count, o.training("Checkpoint every so many steps.")] = None,
+    set_: Annotated[o.Texts, o.training("Any key of the recipe: --set learning_rate=1e-5.", "--set")] = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
-    slurm: o.SlurmOption = None,
-    detach: o.DetachOption = False,
+    slurm: Annotated[o.Text, o.execution("Options of sbatch: partition=gpu,time=120,gpus_per_node=1.")] = None,
+    detach: Annotated[
+        bool, o.execution("Submit to Slurm and leave; the same command later follows the runs.", "--detach")
+    ] = False,
     gpus_per_run: Annotated[
-        float | None,
-        Option(help="GPUs of each run, 0.5 for two runs on one GPU; by default one per process.",
-               rich_help_panel=EXECUTION),
+        o.Number, o.execution("GPUs of each run, 0.5 for two runs on one GPU; by default one per process.")
     ] = None,
     nproc_per_run: Annotated[
-        int,
-        Option(help="Processes that share one run; each takes its part of every micro-batch: the window stays the "
-               "same.", rich_help_panel=EXECUTION, min=1),
+        int, o.execution("Processes that share each run's micro-batches; the window stays the same.", min=1)
     ] = 1,
     shard: Annotated[
-        str | None,
-        Option(help="i/n: only the i-th of n slices of the plan, all in one folder. Slices made on separate disks join "
-               "where their folders are copied over each other.", rich_help_panel=EXECUTION),
+        o.Text,
+        o.execution("i/n: only the i-th of n slices of the plan; folders from several disks are copied into one."),
     ] = None,
     retry_failed: o.RetryFailedOption = False,
-    fail_fast: Annotated[
-        bool, Option("--fail-fast", help="Stop after the first failed run.", rich_help_panel=EXECUTION)
-    ] = False,
-    fresh: Annotated[
-        bool, Option("--fresh", help="Start over in a new folder; nothing is deleted.", rich_help_panel=EXECUTION)
-    ] = False,
-    out: Annotated[
-        Path | None, Option(help="The sweep's folder; by default results/<recipe>-<hash>.", rich_help_panel=OUTPUT)
-    ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Print the resolved runs and start nothing.", rich_help_panel=OUTPUT)
-    ] = False,
-    emit: o.EmitOption = None,
-    format: FormatOption = Format.table,
-    quiet: QuietOption = False,
-) -> None:  # fmt: skip
+    fail_fast: Annotated[bool, o.execution("Stop after the first failed run.", "--fail-fast")] = False,
+    fresh: Annotated[bool, o.execution("Start over in a new folder; nothing is deleted.", "--fresh")] = False,
+    out: o.SweepOutOption = None,
+    dry_run: Annotated[bool, o.output("Print the resolved runs and start nothing.", "--dry-run")] = False,
+    emit: Annotated[o.Text, o.output("With --dry-run: print a script, sbatch, that runs one --shard per task.")] = None,
+    format: o.FormatOption = "table",
+    quiet: o.QuietOption = False,
+) -> None:
     """Train modes x seeds with GRPO; the same command again completes what is left.
 
     Example: lossbench sweep --modes grpo,dr_grpo,dapo --seeds 4
@@ -160,8 +109,7 @@ def _emit(planned: "Planned", what: str, dry_run: bool) -> None:
     of_this_call = ("--dry-run", "--detach", "--fresh")
     command = typed_command(of_this_call, ("--emit", "--executor", "--slurm", "--jobs", "--format", "--out"))
     command += ["--out", str(planned.folder.resolve())]
-    options = slurm_options(planned.wanted)
-    show(sbatch_script(options, command, runs, planned.options.jobs, planned.folder))
+    show(sbatch_script(slurm_options(planned.wanted), command, runs, planned.options.jobs, planned.folder))
 
 
 def make_runs(planned: "Planned", quiet: bool) -> Path:
@@ -178,23 +126,23 @@ def make_runs(planned: "Planned", quiet: bool) -> Path:
         planned = check_planned(planned, watch, fetch=True)
         result = run_planned(planned, watch)
     except KeyboardInterrupt:
-        again = resume_command(planned.folder, fresh)
         elsewhere = outcome(planned.folder, planned.mine).elsewhere
         safe = f"{elsewhere} runs go on without this command" if elsewhere else "finished runs are safe"
-        talk(f"interrupted; {safe}. To go on: {again}")
+        talk(f"interrupted; {safe}. To go on: {resume_command(planned.folder, fresh)}")
         raise Exit(130) from None
+    folder = result.folder
     if not quiet:
-        talk(f"{result.completed} of {len(planned.mine)} runs completed. Next: lossbench report '{result.folder}'")
-    if result.elsewhere and not quiet:
-        again = resume_command(result.folder, fresh)
-        talk(f"{result.elsewhere} runs go on without this command; to follow them: {again}")
+        talk(f"{result.completed} of {len(planned.mine)} runs completed. Next: lossbench report '{folder}'")
+        if result.elsewhere:
+            again = resume_command(folder, fresh)
+            talk(f"{result.elsewhere} runs go on without this command; to follow them: {again}")
     if result.failed or result.left:
         talk(
-            f"{result.failed} failed, {result.left} not run: `lossbench runs '{result.folder}' --status failed` shows "
-            f"their logs; to run them again: {resume_command(result.folder, fresh, '--retry-failed')}"
+            f"{result.failed} failed, {result.left} not run: `lossbench runs '{folder}' --status failed` shows "
+            f"their logs; to run them again: {resume_command(folder, fresh, '--retry-failed')}"
         )
         raise Exit(1)
-    return result.folder
+    return folder
 
 
 def resume_command(folder: Path, fresh: bool, *more: str) -> str:

@@ -2,24 +2,29 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument
 
-from lossbench.cli._options import TaskSetOption, task_params
-from lossbench.cli._shared import Format, FormatOption, print_table
+from lossbench.cli import _options as o
+from lossbench.cli._output import print_table
 
 if TYPE_CHECKING:
     from lossbench.tasks.base import Prompt, Task
 
-_SHOWN = ["prompt", "answer", "right", "reward_right", "reward_cut", "wrong", "reward_wrong"]
+_MORE = {
+    "reasoning-gym:NAME": "a generator of reasoning-gym with its own scorer (extra `tasks`)",
+    "file.py:Task": "your own: a class or function in a Python file",
+}
 
 
 def tasks(
-    name: Annotated[str | None, typer.Argument(help="A task, reasoning-gym:NAME, or file.py:Task.")] = None,
-    show: Annotated[int, typer.Option(min=1, help="How many prompts to show.")] = 3,
-    settings: TaskSetOption = None,
-    dataset: Annotated[str | None, typer.Option(help="jsonl, json, csv or parquet file, or hub:name.")] = None,
-    verifier: Annotated[str | None, typer.Option(help="numeric, exact, choice or math, for --dataset.")] = None,
-    format: FormatOption = Format.table,
+    name: Annotated[o.Text, Argument(help="A task, reasoning-gym:NAME, or file.py:Task.")] = None,
+    show: Annotated[int, o.option("How many prompts to show.", min=1)] = 3,
+    settings: Annotated[
+        o.Texts, o.option("A parameter of the task: --set task_params.digits=2; repeatable.", "--set")
+    ] = None,
+    dataset: Annotated[o.Text, o.option("jsonl, json, csv or parquet file, or hub:name.")] = None,
+    verifier: Annotated[o.Text, o.option("numeric, exact, choice or math, for --dataset.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the tasks, or show what one asks and how it judges.
 
@@ -31,41 +36,29 @@ def tasks(
     from lossbench.tasks import TASKS, make_task
 
     if name is None and dataset is None:
-        rows = [{"task": task, "about": entry.summary} for task, entry in TASKS.items()]
-        rows.append(
-            {"task": "reasoning-gym:NAME", "about": "a generator of reasoning-gym with its own scorer (extra `tasks`)"}
-        )
-        rows.append({"task": "file.py:Task", "about": "your own: a class or function in a Python file"})
-        print_table(rows, format=format)
+        about = {task: entry.summary for task, entry in TASKS.items()} | _MORE
+        print_table([{"task": task, "about": text} for task, text in about.items()], None, format)
         return
-    params = task_params(settings or [])
+    params = o.params(settings, "task_params")["task_params"]
     params |= {key: value for key, value in (("path", dataset), ("verifier", verifier)) if value is not None}
     task = make_task(name or "dataset", params)
-    print_table([_shown(task, prompt) for prompt in task.train_prompts[:show]], _SHOWN, format)
+    print_table([_shown(task, prompt) for prompt in task.train_prompts[:show]], None, format)
 
 
 def _shown(task: "Task", prompt: "Prompt") -> dict[str, Any]:
-    right, wrong = _right(task, prompt), _wrong(task, prompt)
-    tokens = task.shortest_answer_tokens
+    def reward(completion: str, ended: bool) -> float | None:
+        return task.reward(task.verify(completion, prompt.answer), ended, task.shortest_answer_tokens)
+
+    right = getattr(task, "right_completion", lambda prompt: prompt.answer)(prompt)
+    wrong = _wrong(task, prompt, right)
     return {
-        "prompt": prompt.text,
-        "answer": prompt.answer,
-        "right": right,
-        "reward_right": task.reward(task.verify(right, prompt.answer), True, tokens),
-        "reward_cut": task.reward(task.verify(right, prompt.answer), False, tokens),
-        "wrong": wrong,
-        "reward_wrong": task.reward(task.verify(wrong, prompt.answer), True, tokens),
-    }
+        "prompt": prompt.text, "answer": prompt.answer, "right": right, "reward_right": reward(right, True),
+        "reward_cut": reward(right, False), "wrong": wrong, "reward_wrong": reward(wrong, True),
+    }  # fmt: skip
 
 
-def _right(task: "Task", prompt: "Prompt") -> str:
-    solve = getattr(task, "right_completion", None)
-    return solve(prompt) if solve is not None else prompt.answer
-
-
-def _wrong(task: "Task", prompt: "Prompt") -> str:
+def _wrong(task: "Task", prompt: "Prompt", right: str) -> str:
     """The right completion with its last digit changed, where that makes it wrong; else a plain refusal."""
-    right = _right(task, prompt)
     for at in range(len(right) - 1, -1, -1):
         if right[at].isdecimal():
             changed = f"{right[:at]}{(int(right[at]) + 1) % 10}{right[at + 1 :]}"

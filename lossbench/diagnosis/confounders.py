@@ -1,16 +1,24 @@
 """Confounders of completion length in one run beside its loss: checks, each with its number and remedy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from lossbench.diagnosis.trend import SHARE, change
+from lossbench.diagnosis.trend import change, late_mean
 
-_TRUNCATED, _DEAD_GROUPS, _CLIPPED, _LENGTH_IN_REWARD = 0.05, 0.5, 0.01, 0.2
-_REWARD_LOST, _ONE_TOKEN, _ALL_CUT = 0.3, 2.0, 0.95
+_LENGTH_IN_REWARD, _REWARD_LOST, _ONE_TOKEN = 0.2, 0.3, 2.0
 _LEAST_ROWS = 50
+# name, column of steps, late share above which it is a finding, severity at that share, sentence, remedy
+_SHARES = (
+    ("truncation", "truncated_frac", 0.05, 1.0, "{:.0%} of late completions are cut at the cap",
+     "raise the cap (max_completion_length): uncut, they would be longer than the lengths shown"),
+    ("dead-groups", "zero_std_frac", 0.5, 1.0, "{:.0%} of late groups have equal rewards and give no gradient",
+     "prompts of middling difficulty, larger groups"),
+    ("clipping", "clip_frac", 0.01, 0.2, "the ratio is clipped on {:.1%} of late tokens",
+     "fewer steps per generation, or a wider epsilon"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,7 @@ class Run:
 
     def late(self, column: str) -> float:
         """Mean of a column over the last fifth of the steps; NaN where it has no value there."""
-        values = self.values(column)
-        size = max(1, round(SHARE * len(values)))
-        values = values[len(values) - size :]
-        return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
+        return late_mean(self.values(column))
 
     def values(self, column: str) -> np.ndarray:
         """A column as floats (S), NaN where it is null or missing."""
@@ -49,26 +54,6 @@ class Confounder:
     remedy: str
 
 
-Check = Callable[[Run], Iterator[Confounder]]
-CHECKS: dict[str, Check] = {}
-
-
-def _check(name: str) -> Callable[[Check], Check]:
-    def add(check: Check) -> Check:
-        if name in CHECKS:
-            raise ValueError(f"check name {name!r} is taken")
-        CHECKS[name] = check
-        return check
-
-    return add
-
-
-def confounders(run: Run) -> list[Confounder]:
-    """All findings, the worst first."""
-    return sorted((found for check in CHECKS.values() for found in check(run)), key=lambda c: -c.severity)
-
-
-@_check("collapse")
 def _collapse(run: Run) -> Iterator[Confounder]:
     reward = change(run.values("reward_mean"))
     remedy = "lower the learning rate or add a KL term (beta); no mean over such a run describes a policy"
@@ -79,35 +64,21 @@ def _collapse(run: Run) -> Iterator[Confounder]:
         yield Confounder("collapse", 10.0, f"completions end after {length:.1f} tokens on average", remedy)
 
 
-@_check("truncation")
-def _truncation(run: Run) -> Iterator[Confounder]:
-    share = run.late("truncated_frac")
-    if share > _TRUNCATED:
-        what = "nearly all" if share >= _ALL_CUT else f"{share:.0%} of"
-        remedy = "raise the cap (max_completion_length): uncut, they would be longer than the lengths shown"
-        yield Confounder("truncation", share / _TRUNCATED, f"{what} late completions are cut at the cap", remedy)
+def _shares(run: Run) -> Iterator[Confounder]:
+    for name, column, limit, severity, sentence, remedy in _SHARES:
+        share = run.late(column)
+        if share > limit:
+            said = sentence.format(share).replace("100% of", "nearly all")
+            yield Confounder(name, severity * share / limit, said, remedy)
 
 
-@_check("dead-groups")
-def _dead_groups(run: Run) -> Iterator[Confounder]:
-    share = run.late("zero_std_frac")
-    if share > _DEAD_GROUPS:
-        sentence = f"{share:.0%} of late groups have equal rewards and give no gradient"
-        yield Confounder("dead-groups", share / _DEAD_GROUPS, sentence, "prompts of middling difficulty, larger groups")
-
-
-@_check("clipping")
-def _clipping(run: Run) -> Iterator[Confounder]:
-    share, norm, limit = run.late("clip_frac"), run.late("grad_norm"), run.max_grad_norm
-    if share > _CLIPPED:
-        sentence = f"the ratio is clipped on {share:.1%} of late tokens"
-        yield Confounder("clipping", share / _CLIPPED / 5, sentence, "fewer steps per generation, or a wider epsilon")
+def _clipped_norm(run: Run) -> Iterator[Confounder]:
+    norm, limit = run.late("grad_norm"), run.max_grad_norm
     if limit and norm > limit:
         sentence = f"the gradient norm is {norm:.2g}, cut to {limit:g} (late): the step no longer depends on its scale"
         yield Confounder("clipping", min(norm / limit, 5.0) / 5, sentence, "max_grad_norm=0 shows whether it matters")
 
 
-@_check("length-in-reward")
 def _length_in_reward(run: Run) -> Iterator[Confounder]:
     if run.right is None or len(run.right) < _LEAST_ROWS:
         return
@@ -119,3 +90,9 @@ def _length_in_reward(run: Run) -> Iterator[Confounder]:
         sentence = f"the reward of right answers goes with their length (r = {r:+.2f})"
         remedy = "reward the answer alone, or judge length under a reward without a length term"
         yield Confounder("length-in-reward", abs(r) / _LENGTH_IN_REWARD, sentence, remedy)
+
+
+def confounders(run: Run) -> list[Confounder]:
+    """All findings, the worst first."""
+    checks = (_collapse, _shares, _clipped_norm, _length_in_reward)
+    return sorted((found for check in checks for found in check(run)), key=lambda c: -c.severity)

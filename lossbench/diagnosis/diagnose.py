@@ -2,32 +2,31 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lossbench.diagnosis.closing import what_happened
 from lossbench.diagnosis.confounders import Confounder, Run, confounders
-from lossbench.diagnosis.trend import SHARE, Change, change
-from lossbench.diagnosis.watch_metrics import COMPARED, compared_modes
+from lossbench.diagnosis.trend import Change, change, fifth, late_mean
 from lossbench.errors import UsageError, one_line
 from lossbench.loss.equivalents import equivalents
-from lossbench.loss.modes import Mode, parse_mode
-from lossbench.metrics.push import hazards, pushes, separation
-from lossbench.metrics.step_sums import as_columns
+from lossbench.loss.modes import COMPARED, Mode, parse_mode
+from lossbench.metrics.push import BRANCHES, hazards, pushes, separation
+from lossbench.metrics.step_sums import Columns, as_columns
 from lossbench.processes import cores
-from lossbench.store.read import RUN_FILE, Sweep, read_json
+from lossbench.store.read import Sweep
 from lossbench.store.step_row import sampling_rows_sql
-from lossbench.tasks import TASKS
 
 PUSHED = 0.1
 """A push on the stop logit smaller than this is about none; 1/L weights give half a unit and more."""
 DOMINANT = 6.0
 """Severity from which a confounder comes before the loss: a collapse, or 30 % of completions cut."""
 _MODE_SETTINGS = ("loss_type=", "scale_rewards=", "importance_sampling_level=")
-_ROWS = ("step", "group", "length_tokens", "terminated", "correct", "reward")
+_FLAT = 0.05  # a change by less than this share of the first length is slight
+_ROWS = ["step", "group", "length_tokens", "terminated", "correct", "reward"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Diagnosis:
     other_pushes: tuple[Push, ...] = ()
     separation: float | None = None
     confounders: tuple[Confounder, ...] = ()
-    missing: tuple[str, ...] = field(default_factory=tuple)
+    missing: tuple[str, ...] = ()
 
     @property
     def better_mode(self) -> str | None:
@@ -96,9 +95,8 @@ class Diagnosis:
 def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
     """A diagnosis per run of the sweep that has any step, in plan order. Raises UsageError where none has."""
     chosen = runs or sweep.run_ids
-    for run_id in chosen:
-        if run_id not in sweep.run_ids:
-            raise UsageError(f"no run '{run_id}' in '{sweep.path}'; valid: {', '.join(sweep.run_ids)}")
+    if unknown := [run_id for run_id in chosen if run_id not in sweep.run_ids]:
+        raise UsageError(f"no run '{unknown[0]}' in '{sweep.path}'; valid: {', '.join(sweep.run_ids)}")
     with ThreadPoolExecutor(cores()) as pool:
         found = [item for item in pool.map(lambda run_id: _one(sweep, run_id), chosen) if item is not None]
     if not found:
@@ -107,52 +105,68 @@ def diagnose(sweep: Sweep, runs: list[str] | None = None) -> list[Diagnosis]:
 
 
 def _one(sweep: Sweep, run_id: str) -> Diagnosis | None:
-    steps = _steps(sweep, run_id)
+    table = sweep.run_table(run_id, "steps")
+    if not table.num_rows:  # worked out from the completions
+        table = sweep.query(run_id, "rollouts", [*_ROWS, "generation"], sampling_rows_sql) or table
+    steps = table.to_pandas().sort_values("step")
     if steps.empty:
         return None
     run = Run(steps, _late_right(sweep, run_id, steps), sweep.spec.get("recipe", {}).get("max_grad_norm"))
     mode = str(sweep.spec["runs"][run_id].get("mode"))
-    found = _diagnosis(run_id, mode, run, *_pushes(sweep, run_id))
-    return replace(found, missing=tuple(_missing(found)))
-
-
-def _diagnosis(
-    run_id: str, mode: str, run: Run, own: Push | None, others: tuple[Push, ...], apart: float | None
-) -> Diagnosis:
-    headline, wrong, right = what_happened(run.steps.to_dict("records"))
-    length, reward = change(run.values("length_mean")), change(run.values("reward_mean"))
-    found = tuple(confounders(run))
-    return Diagnosis(
-        run_id, mode, len(run.steps), headline, wrong, right, length, reward, own, others, apart, found
-    )  # fmt: skip
-
-
-def _steps(sweep: Sweep, run_id: str) -> pd.DataFrame:
-    """The run's step rows in order, worked out from its completions where it has no others."""
-    table = sweep.run_table(run_id, "steps")
-    if not table.num_rows:
-        columns = [*_ROWS, "generation"]
-        table = sweep.query(run_id, "rollouts", columns, sampling_rows_sql) or table
-    return table.to_pandas().sort_values("step")
+    return _diagnosis(run_id, mode, run, *_pushes(sweep, run_id, mode))
 
 
 def from_series(series: Sequence[Mapping[str, Any]], mode: str) -> Diagnosis:
     """The diagnosis of a run from its step rows in memory, with `push_incorrect/MODE` and `push_correct/MODE`."""
     run = Run(pd.DataFrame(series))
-    found = [
-        Push(name, run.late(f"push_incorrect/{name}"), run.late(f"push_correct/{name}"))
-        for name in dict.fromkeys((mode, *COMPARED))
-    ]
-    known = [push for push in found if not np.isnan(push.wrong)]
-    own = next((push for push in known if push.mode == mode), None)
-    return _diagnosis("this run", mode, run, own, tuple(push for push in known if push != own), None)
+    keys = ("push_incorrect", "push_correct")
+    pushed = {name: {key: run.values(f"{key}/{name}") for key in keys} for name in (mode, *COMPARED)}
+    return _diagnosis("this run", mode, run, pushed, None)
 
 
-def _late_right(sweep: Sweep, run_id: str, steps: Any) -> Any:
+def _diagnosis(run_id: str, mode: str, run: Run, pushed: Mapping[str, Columns], apart: float | None) -> Diagnosis:
+    names = ("length_incorrect", "length_correct", "length_mean", "reward_mean")
+    wrong, right, length, reward = (change(run.values(name)) for name in names)
+    late = (Push(name, *(late_mean(of[f"push_{branch}"]) for branch in BRANCHES)) for name, of in pushed.items())
+    known = {push.mode: push for push in late if not np.isnan(push.wrong)}
+    own = known.pop(mode, None)
+    return Diagnosis(
+        run_id, mode, len(run.steps), _headline(wrong, right), wrong, right, length, reward, own,
+        tuple(known.values()), apart, tuple(confounders(run)), tuple(_missing(wrong or right, length, reward, own)),
+    )  # fmt: skip
+
+
+def _headline(wrong: Change | None, right: Change | None) -> str:
+    """The sentence on the lengths of wrong and right answers."""
+    parts = [_told(who, found) for who, found in (("wrong answers", wrong), ("right answers", right)) if found]
+    sentence = "; ".join(parts) or "no completion has both a length and a verdict"
+    return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _told(who: str, found: Change) -> str:
+    if not found.interval:
+        return f"{who} {found.ends} tokens (too few steps for an interval)"
+    if not found.told:
+        return f"{who}: can't tell ({found.ends} tokens, {found.interval})"
+    slight = " slightly" if abs(found.difference) < _FLAT * found.first else ""
+    return f"{who} {'grew' if found.difference > 0 else 'shrank'}{slight}, {found.ends} tokens ({found.interval})"
+
+
+def _missing(branch: Change | None, length: Change | None, reward: Change | None, own: Push | None) -> Iterator[str]:
+    if not branch:
+        apart = "lengths of wrong and right answers apart: log completions with rewards (TRL: log_completions=True)"
+        yield apart if length else "lengths in tokens"
+    if reward is None:
+        yield "rewards"
+    if own is None:
+        yield "pushes: completions with lengths, endings, rewards and groups"
+
+
+def _late_right(sweep: Sweep, run_id: str, steps: pd.DataFrame) -> pd.DataFrame | None:
     """Length and reward of right completions of the last fifth of the steps; None where no completions are known."""
     import pyarrow.compute as pc
 
-    first = steps["step"].iloc[-max(1, round(SHARE * len(steps)))]
+    first = steps["step"].iloc[-fifth(len(steps))]
     # A completion that was cut earns less for that alone.
     rows = (pc.field("step") >= int(first)) & pc.field("correct") & pc.field("terminated")
     table = sweep.run_table(run_id, "rollouts", ["step", "correct", "terminated", "length_tokens", "reward"], rows)
@@ -160,82 +174,48 @@ def _late_right(sweep: Sweep, run_id: str, steps: Any) -> Any:
     return frame if len(frame) else None
 
 
-def _pushes(sweep: Sweep, run_id: str) -> tuple[Push | None, tuple[Push, ...], float | None]:
-    """The late push of the run's own mode and of others on the same rows, and the realised separation."""
-    rows = as_columns(sweep.run_table(run_id, "rollouts", list(_ROWS)))
-    if not len(rows["step"]) or any(np.isnan(rows[name]).all() for name in _ROWS):
-        return None, (), None
-    own = _mode(sweep.spec["runs"][run_id].get("mode"))
-    modes = compared_modes(own)
-    forced = _forced_tokens(sweep, run_id)
-    pushed = pushes(rows, modes, forced)
-    late = {name: _late(columns) for name, columns in pushed.items()}
-    found = [Push(mode.name, *late[mode.name]) for mode in modes]
-    known = [push for push in found if not np.isnan(push.wrong)]
-    mine = next((push for push in known if own and push.mode == own.name), None)
-    apart = separation(hazards(rows, forced), pushed[own.name]) if own else float("nan")
-    return mine, tuple(push for push in known if push != mine), None if np.isnan(apart) else apart
+def _pushes(sweep: Sweep, run_id: str, name: str) -> tuple[dict[str, Columns], float | None]:
+    """The pushes of the run's own mode and of others on the same rows by step, and the realised separation."""
+    rows, own = as_columns(sweep.run_table(run_id, "rollouts", _ROWS)), None
+    if not len(rows["step"]) or any(np.isnan(rows[column]).all() for column in _ROWS):
+        return {}, None
+    with suppress(ValueError):  # a log of another trainer may name any
+        own = parse_mode(name)
+    forced = sweep.forced_tokens(run_id)
+    pushed = pushes(rows, compared_modes(own), forced)
+    apart = separation(hazards(rows, forced), pushed[own.name]) if own else np.nan
+    return pushed, None if np.isnan(apart) else apart
 
 
-def _mode(name: Any) -> Mode | None:
-    try:
-        return parse_mode(str(name))
-    except ValueError:
-        return None
-
-
-def _forced_tokens(sweep: Sweep, run_id: str) -> int:
-    """Tokens that the run's task dictates: recorded with the run, else those of a built-in task, else 0."""
-    path = sweep.run_dir(run_id) / RUN_FILE
-    recorded = read_json(path).get("forced_tokens") if path.exists() else None
-    task = TASKS.get(sweep.spec.get("recipe", {}).get("task", ""))
-    return int(recorded if recorded is not None else getattr(task, "forced_tokens", 0))
-
-
-def _late(columns: dict[str, np.ndarray]) -> tuple[float, float]:
-    """Mean pushes on wrong and right answers over the last fifth of the steps; NaN where no step has one."""
-    size = max(1, round(SHARE * len(columns["step"])))
-    late = [columns[f"push_{branch}"][-size:] for branch in ("incorrect", "correct")]
-    wrong, right = (float(np.nanmean(v)) if not np.isnan(v).all() else float("nan") for v in late)
-    return wrong, right
-
-
-def _missing(found: Diagnosis) -> Iterator[str]:
-    if found.wrong is None and found.right is None and found.length is not None:
-        yield "lengths of wrong and right answers apart: log completions with rewards (TRL: log_completions=True)"
-    if found.length is None and found.wrong is None:
-        yield "lengths in tokens"
-    if found.reward is None:
-        yield "rewards"
-    if found.own_push is None:
-        yield "pushes: completions with lengths, endings, rewards and groups"
+def compared_modes(mode: Mode | None) -> list[Mode]:
+    """The run's own mode where it is known, and what others would have pushed on the same rows."""
+    found = [*([mode] if mode else []), *map(parse_mode, COMPARED)]
+    return list({mode.name: mode for mode in found}.values())
 
 
 def lines(found: Diagnosis) -> list[str]:
     """The diagnosis as at most twelve lines of text."""
     out = [f"{found.run_id}: {found.steps} steps of {found.mode}", f"  {found.headline}"]
-    if found.wrong is None and found.right is None and found.length is not None:
-        out[1] = f"  Mean length {_ends(found.length)}."
-    if found.reward is not None:
-        out.append(f"  Reward {_ends(found.reward)}.")
-    if found.own_push is not None:
-        push = found.own_push
+    if not (found.wrong or found.right) and found.length:
+        out[1] = f"  Mean length {_curve(found.length)}."
+    if found.reward:
+        out.append(f"  Reward {_curve(found.reward)}.")
+    if push := found.own_push:
         ways = f"wrong {push.wrong:+.2f} ({push.on_wrong}), right {push.right:+.2f}"
         out.append(f"  Push of {push.mode} on stopping: {ways}.")
     if found.other_pushes:
         others = "; ".join(f"{p.mode} {p.wrong:+.2f}, {p.right:+.2f}" for p in found.other_pushes)
         out.append(f"  On the same rows (wrong, right): {others}.")
-    if found.own_push is not None:
+    if found.own_push:
         came = "none to tell" if found.separation is None else f"{found.separation:+.4f} log odds per unit of push"
         out.append(f"  Separation that came: {came}. How much of a push cancels, only a probe tells.")
     out += [f"  Also: {one_line(c.sentence)}; {c.remedy}." for c in found.confounders[:3]]
     if found.missing:
         out.append(f"  Not in this log: {'; '.join(found.missing)}.")
-    out.append(f"  {found.advice}")
-    return [*out, f"  {found.paste}"] if found.paste else out
+    return [*out, f"  {found.advice}", *([f"  {found.paste}"] if found.paste else [])]
 
 
-def _ends(found: Change) -> str:
-    interval = "" if found.low is None or found.high is None else f" (change [{found.low:+.2g}, {found.high:+.2g}])"
-    told = "" if found.told or found.low is None else ", can't tell a change"
-    return f"{found.first:.3g} → {found.last:.3g}{interval}{told}"
+def _curve(found: Change) -> str:
+    if not found.interval:
+        return found.ends
+    return f"{found.ends} ({found.interval})" + ("" if found.told else ", can't tell a change")

@@ -11,7 +11,7 @@ import numpy as np
 
 from lossbench.loss.advantages import TRL_SCALES, advantages
 from lossbench.loss.aggregations import AGGREGATIONS, format_number
-from lossbench.loss.modes import make_mode
+from lossbench.loss.modes import CLIP, make_mode
 from lossbench.loss.window import window_weights
 from lossbench.metrics.step_sums import Columns, as_columns, select
 from lossbench.store.read import Sweep
@@ -26,8 +26,8 @@ _ROWS = ["step", "generation", "group", "length_tokens", "reward", "token_weight
 
 @dataclass(frozen=True)
 class LogFinding:
-    """What a log's loss tells: the modes that predict it, in full spelling, with the constant H of the first (tokens)
-    where it has one, over `steps` on-policy steps; `sentence` says so, or why it cannot be told."""
+    """Modes that predict a log's loss over `steps` on-policy steps, in full spelling; `sentence` says so, or why none
+    can be told. `horizon` is the constant H of the first, in tokens, where it has one."""
 
     modes: tuple[str, ...]
     horizon: float | None
@@ -40,14 +40,13 @@ def identify_log(sweep: Sweep, run_id: str) -> LogFinding:
     steps, rows = (as_columns(sweep.run_table(run_id, *wanted)) for wanted in (
         ("steps", ["step", "loss", "kl"]), ("rollouts", _ROWS)
     ))  # fmt: skip
-    why = _why_not(steps, rows)
-    if why:
+    if why := _why_not(steps, rows):
         return LogFinding((), None, 0, f"can't tell, because {why}")
     known = {int(step): loss for step, loss in zip(steps["step"], steps["loss"], strict=True) if np.isfinite(loss)}
     rounds = [made for made in _rounds(rows) if int(made["step"].min()) in known]
     if len(rounds) < _FEWEST_STEPS:
-        return LogFinding((), None, len(rounds), f"can't tell, because only {len(rounds)} steps log a loss and the "
-                          "completions that it is of")  # fmt: skip
+        few = f"can't tell, because only {len(rounds)} steps log a loss and the completions that it is of"
+        return LogFinding((), None, len(rounds), few)
     return _matched(rounds, np.array([known[int(made["step"].min())] for made in rounds]))
 
 
@@ -91,11 +90,11 @@ def _matched(rounds: list[Columns], logged_S: np.ndarray) -> LogFinding:
                 factor = float(logged_S @ at_1_S) / float(at_1_S @ at_1_S)
             missed_S = np.abs(logged_S - factor * at_1_S) - RTOL * np.abs(factor * at_1_S)
             if factor > 0 and missed_S.max() <= rounding:
-                found[make_mode("grpo", entry.name, scale).triple] = 1 / factor if constant else None
+                found[make_mode(CLIP, entry.name, scale).triple] = 1 / factor if constant else None
     exact = [mode for mode, horizon in found.items() if horizon is None] or list(found)
     if not exact:
-        return LogFinding((), None, count, "none of the modes that a log can tell predicts its loss: another loss, "
-                          "rewards other than the trained ones, or steps that are off-policy")  # fmt: skip
+        why = "another loss, rewards other than the trained ones, or steps that are off-policy"
+        return LogFinding((), None, count, f"none of the modes that a log can tell predicts its loss: {why}")
     constant = found[exact[0]]
     with_constant = "" if constant is None else f" with H = {format_number(float(f'{constant:.4g}'))}"
     said = f"{' or '.join(exact)}{with_constant}: predicts the loss of {count} on-policy steps"

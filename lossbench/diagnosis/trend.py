@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHARE = 0.2
-"""Share of the steps made that counts as first, and as last."""
 LEAST_STEPS = 5
 """Fewer steps with a value in either window give no interval."""
+_SHARE = 0.2
 _DRAWS = 2000
 _LEVEL = 0.95
 
@@ -31,6 +30,27 @@ class Change:
         """Whether the interval leaves zero out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    @property
+    def ends(self) -> str:
+        """First and last, as text."""
+        return f"{self.first:.3g} → {self.last:.3g}"
+
+    @property
+    def interval(self) -> str:
+        """The interval as text; empty where it has none."""
+        return "" if self.low is None or self.high is None else f"change [{self.low:+.2g}, {self.high:+.2g}]"
+
+
+def fifth(count: int) -> int:
+    """Number of steps that count as first, and as last, out of `count`."""
+    return max(1, round(_SHARE * count))
+
+
+def late_mean(values_S: np.ndarray) -> float:
+    """Mean over the last fifth of the steps; NaN where it has no value there."""
+    values = values_S[-fifth(len(values_S)) :]
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")
+
 
 def change(values_S: np.ndarray, seed: int = 0) -> Change | None:
     """The change of a step's value (S, in order of steps; NaN where a step has none) over the run.
@@ -38,9 +58,8 @@ def change(values_S: np.ndarray, seed: int = 0) -> Change | None:
     Neighbouring steps share their policy, so whole blocks of about the root of the window are drawn (Künsch 1989); the
     interval is the 95 % percentile interval of the difference. None where a window has no value at all.
     """
-    count = len(values_S)
-    size = max(1, round(SHARE * count))
-    windows = [w[~np.isnan(w)] for w in (values_S[:size], values_S[count - size :])]
+    size = fifth(len(values_S))
+    windows = [w[~np.isnan(w)] for w in (values_S[:size], values_S[-size:])]
     if not all(len(window) for window in windows):
         return None
     first, last = (float(window.mean()) for window in windows)

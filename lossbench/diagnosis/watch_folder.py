@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lossbench.loss.modes import Mode, folder_name
 from lossbench.store.provenance import versions
 from lossbench.store.read import RUN_FILE, SWEEP_FILE, is_sweep, read_json
 from lossbench.store.schema import SCHEMA_VERSION
+from lossbench.store.step_row import Rollout
 from lossbench.store.write import PartWriter, write_json
 
 KIND = "ingested"
@@ -23,18 +24,20 @@ _SETTINGS = (
 )  # fmt: skip
 
 
+def rank() -> int:
+    """Number of this process among those of the run."""
+    return int(os.environ.get("RANK", "0"))
+
+
 class WatchFolder:
-    """Writer of the run's tables, step by step; each process of a run has files of its own, the first one the plan.
+    """Writer of the run's tables, step by step; each process of a run has files of its own, the first one the plan."""
 
-    Raises UsageError where the folder holds a sweep that lossbench ran, or another process records the same run.
-    """
-
-    def __init__(self, folder: Path, mode: Mode, seed: int, config: Any) -> None:
-        self.rank = int(os.environ.get("RANK", "0"))
-        self.folder, self.mode, self.seed = folder, mode, seed
-        digest = hashlib.sha256(f"{mode.name}|{seed}".encode()).hexdigest()[:8]
-        self.run_id = f"{folder_name(mode.name)}-s{seed}-{digest}"
-        self._steps = getattr(config, "max_steps", None) or None
+    def __init__(self, folder: Path, mode: Mode, config: Any) -> None:
+        self.rank = rank()
+        self.folder, self.mode, self.seed = folder, mode, int(getattr(config, "seed", 0) or 0)
+        digest = hashlib.sha256(f"{mode.name}|{self.seed}".encode()).hexdigest()[:8]
+        self.run_id = f"{folder_name(mode.name)}-s{self.seed}-{digest}"
+        self._steps = max(0, getattr(config, "max_steps", None) or 0) or None
         self._recipe = {name: getattr(config, name, None) for name in _SETTINGS}
         self._state: dict[str, Any] = {
             "status": "running", "source": "lossbench.watch", "length_unit": "tokens", "forced_tokens": 0,
@@ -43,10 +46,24 @@ class WatchFolder:
         self._writer: PartWriter | None = None
         self._held = ExitStack()
 
-    def append(self, step: int, table: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Write rows of one step, to `rollouts`, `evals` or `steps`; a run that goes on drops what it will redo."""
+    def record(self, step: int, rows: Sequence[Rollout], figures: Mapping[str, Any] | None) -> None:
+        """Write the completions that step `step` first uses, and its figures; without figures they are an evaluation.
+
+        A run that goes on drops what it will redo. Raises UsageError where the folder holds a sweep that lossbench ran,
+        or another process records the same run.
+        """
+        if figures is None:
+            dropped = ("generation", "advantage")
+            cells = [{name: value for name, value in vars(row).items() if name not in dropped} for row in rows]
+            self._append(step - 1, "evals", cells)
+            return
+        self._append(step, "rollouts", [vars(row) for row in rows])
+        if self.rank == 0:
+            self._append(step, "steps", [figures])
+
+    def _append(self, step: int, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         writer = self._writer or self._start(step)
-        labels = {"run_id": self.run_id, **self.mode.labels, "seed": self.seed}
+        labels = {"run_id": self.run_id, **self.mode.labels, "seed": self.seed, "step": step}
         writer.append(table, step, [{**labels, **row} for row in rows])
         self._state["steps_done"] = max(self._state["steps_done"], step)
 
@@ -59,20 +76,18 @@ class WatchFolder:
         self._held.enter_context(exclusive(self.folder / f"{LOCK_FILE}-watch-{self.run_id}-{self.rank}", refusal))
         self._writer.keep_up_to(step - 1)
         if self.rank == 0:
-            self._write_plan()
+            self._write_plan(self.folder / SWEEP_FILE)
             write_json(run_dir / RUN_FILE, self._state)
         return self._writer
 
-    def _write_plan(self) -> None:
-        path = self.folder / SWEEP_FILE
+    def _write_plan(self, path: Path) -> None:
         plan = read_json(path) if path.exists() else {
             "kind": KIND, "schema_version": SCHEMA_VERSION, "recipe": {"name": self.folder.name, **self._recipe},
             "versions": versions(), "length_unit": "tokens", "sources": ["lossbench.watch"], "runs": {},
         }  # fmt: skip
-        steps = self._steps if self._steps and self._steps > 0 else None
         plan["runs"][self.run_id] = {
             **self.mode.labels, "arm": self.mode.name, "seed": self.seed, "policy": None, "policy_seed": None,
-            "steps_planned": steps,
+            "steps_planned": self._steps,
         }  # fmt: skip
         write_json(path, plan)
 

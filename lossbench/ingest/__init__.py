@@ -2,17 +2,12 @@
 
 from lossbench.ingest.base import Format
 from lossbench.ingest.formats import console, nested, step_lists, swift, tabular, tensorboard, trl, verl, wandb_table
+from lossbench.registry import Registry
 
-FORMATS: dict[str, Format] = {
-    "trl": trl.FORMAT,
-    "verl": verl.FORMAT,
-    "swift": swift.FORMAT,
-    "wandb-table": wandb_table.FORMAT,
-    "tensorboard": tensorboard.FORMAT,
-    "verl-console": console.VERL,
-    "trl-console": console.TRL,
-    "slime-console": console.SLIME,
-    "step-lists": step_lists.FORMAT,
-    "nested": nested.FORMAT,
-    "csv": tabular.FORMAT,
-}
+FORMATS: Registry[Format] = Registry(
+    "format",
+    [
+        *(trl.FORMAT, verl.FORMAT, swift.FORMAT, wandb_table.FORMAT, tensorboard.FORMAT),
+        *(console.VERL, console.TRL, console.SLIME, step_lists.FORMAT, nested.FORMAT, tabular.FORMAT),
+    ],
+)

@@ -1,13 +1,12 @@
-"""Request, result and damage count shared by the readers of other trainers' logs.
+"""Request, result and format: what the readers of other trainers' logs share.
 
 A format turns the files of one source into `IngestedRun`s: completions go into the staging tables under the names in
-`ROW_FIELDS`, step metrics into `logs` under the schema's names. A new format is one file with a `Format`, and one row
-in `lossbench/ingest/__init__.py`.
+`ROW_FIELDS`, step metrics into `logs` under the schema's names.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from lossbench.ingest.staging import Staging
 from lossbench.loss.modes import PRESETS
 from lossbench.store.schema import TABLES
 
-RUN_FIELDS = {"mode": "loss mode", "seed": "seed", "run": "name of the run", "metric": "name of a long table's metric",
-              "value": "value of a long table's metric"}  # fmt: skip
+RUN_FIELDS = ("mode", "seed", "run", "metric", "value")  # the last two: of a table with a row per metric
 _AXES = ("run_id", "mode", "loss_type", "agg_mode", "scale_rewards", "advantage_name", "seed")
 STEP_FIELDS = [column.name for column in TABLES["steps"] if column.name not in _AXES]
 
@@ -45,26 +43,14 @@ class Request:
     forced_tokens: int = 0
     damage: Damage = field(default_factory=Damage)
     used: set[str] = field(default_factory=set)
-    tables: Staging | None = None
     top: Path = Path()
+    staging: Staging = field(init=False)
 
     def __post_init__(self) -> None:
         """Raise UsageError on a field that no table has."""
-        valid = [*ROW_FIELDS, *RUN_FIELDS, *STEP_FIELDS]
-        for name in self.columns:
-            if name not in valid:
-                raise UsageError(unknown("field in --map", name, valid))
-
-    @property
-    def staging(self) -> Staging:
-        """The tables that completions are put into."""
-        if self.tables is None:
-            raise ValueError("a log is read with no staging tables")
-        return self.tables
-
-    def part(self) -> "Request":
-        """The same request with a count of damage of its own: for one run."""
-        return replace(self, damage=self.damage.part())
+        valid = dict.fromkeys([*ROW_FIELDS, *RUN_FIELDS, *STEP_FIELDS])
+        for name in self.columns.keys() - valid:
+            raise UsageError(unknown("field in --map", name, valid))
 
     def column(self, name: str, usual: Iterable[str], available: Iterable[str], place: str) -> str | None:
         """The column of the log that holds field `name`: the mapped one, else the first usual one that exists.
@@ -84,6 +70,12 @@ class Request:
             raise UsageError(f"{place}: no column '{asked}' for --map {name}={asked}; it has {has}")
         self.used.add(name)
         return [asked]
+
+    def fields(self, usual: Mapping[str, Iterable[str]], available: Iterable[str], place: str) -> dict[str, str]:
+        """Field -> the column of the log that holds it, for those of `usual` that have one."""
+        present = list(available)
+        found = {ours: self.column(ours, names, present, place) for ours, names in usual.items()}
+        return {ours: name for ours, name in found.items() if name is not None}
 
 
 @dataclass
@@ -108,19 +100,54 @@ class IngestedRun:
     notes: list[str] = field(default_factory=list)
     damage: Damage = field(default_factory=Damage)
 
+    def saw(self, read: Mapping[str, str], columns: Iterable[str]) -> None:
+        """Note which fields were read from which column of all the log's `columns`."""
+        self.read |= read
+        self.seen.update(dict.fromkeys(columns))
+
 
 @dataclass(frozen=True)
 class Format:
     """A registry row.
 
-    `found` names what makes a path look like a source of this format, or returns None; it reads a few lines at most.
-    `read` yields the runs of one source. `any_table`: a path that another format recognises is not of this one.
+    `files` are those that make a path (a file or folder) a source of this format; a few lines of each are read at most.
+    `read` gives the runs of one source. `any_table`: a path that another format recognises is not of this one.
     """
 
+    name: str
     summary: str
-    found: Callable[[Path], str | None]
-    read: Callable[[Path, Request], Iterator[IngestedRun]]
+    files: Callable[[Path], Iterable[Path]]
+    read: Callable[[Path, Request], Iterable[IngestedRun]]
     any_table: bool = False
+
+    def found(self, path: Path) -> str | None:
+        """Name of the first of the files, None without one."""
+        for file in self.files(path):
+            return path.name if file == path else str(file.relative_to(path))
+        return None
+
+
+def files_that(fit: Callable[[Path], bool], in_folders: bool = True) -> Callable[[Path], Iterable[Path]]:
+    """`Format.files` of a format known file by file: the file, or those in a folder, in the order of their names."""
+
+    def files(path: Path) -> Iterable[Path]:
+        inside = sorted(path.iterdir()) if in_folders and path.is_dir() else [path]
+        return (file for file in inside if file.is_file() and fit(file))
+
+    return files
+
+
+def one_run(
+    fill: Callable[[Path, IngestedRun, Request], None],
+) -> Callable[[Path, Request], Iterable[IngestedRun]]:
+    """`Format.read` of a format whose sources hold one run each, which `fill` reads."""
+
+    def read(path: Path, request: Request) -> Iterable[IngestedRun]:
+        run = named_run(path, request)
+        fill(path, run, request)
+        return [run]
+
+    return read
 
 
 def mode_and_seed(name: str) -> tuple[str, int] | None:
@@ -164,7 +191,7 @@ def naming(source: Path, top: Path) -> tuple[str, str | None, int | None]:
 def named_run(source: Path, request: Request) -> IngestedRun:
     """A run that is called as its file or folder is, with the mode of its configuration, else that of its name."""
     name, mode, seed = naming(source, request.top)
-    run = IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage)
+    run = IngestedRun(source, name, [str(source)], mode=mode, seed=seed, damage=request.damage.part())
     # Settings above a folder that is named for a mode may be those of all its neighbours.
     if found := config_of(source, above=0 if mode else 3):
         run.mode, its_seed, file = found

@@ -56,12 +56,9 @@ def metric_columns(header: Collection[str], request: Request, place: str, strict
 
     `strict`: raises UsageError where a mapped column is missing.
     """
-    names: dict[str, list[str]] = {}
-    for name in header:
-        names.setdefault(plain(name), []).append(name)
     columns: dict[str, list[str]] = {}
     for ours in (field for field in STEP_FIELDS if field != "step"):
-        usual = [name for key in (ours, *METRICS.get(ours, ())) for name in names.get(key, ())]
+        usual = [name for key in (ours, *METRICS.get(ours, ())) for name in header if plain(name) == key]
         # A column of completions' lengths need not be a metric: the trainer's own mean is.
         asked = "length" if ours == "length_mean" and ours not in request.columns else ours
         found = usual if asked not in request.columns or asked == "length" else []
@@ -86,8 +83,9 @@ def add_logs(
     found: dict[int, dict[str, list[tuple[float, float]]]] = {}
     for step, row in rows:
         for ours, names in columns.items():
-            name, value = _first(ours, names, row)
-            if value is None:
+            typed = whole if ours in _COUNTS else number
+            name = next((name for name in names if typed(row.get(name)) is not None), None)
+            if name is None or (value := typed(row[name])) is None:
                 continue
             if ours in _SHARES and not -1e-6 <= value <= 1 + 1e-6:
                 raise UsageError(
@@ -106,23 +104,13 @@ def add_logs(
 
 def _log(step: int, metrics: Mapping[str, list[tuple[float, float]]]) -> dict[str, Any]:
     """A row of `steps`. Lengths of terminated completions go where none terminated: TRL and ms-swift write 0 there."""
-    row: dict[str, Any] = {"step": step} | {ours: _mean(ours, cells) for ours, cells in metrics.items()}
+    row: dict[str, Any] = {"step": step}
+    for ours, cells in metrics.items():
+        value = cells[0][0] if len(cells) == 1 else sum(v * w for v, w in cells) / sum(w for _, w in cells)
+        row[ours] = whole(value) if ours in _COUNTS else value
     if row.get("truncated_frac") == 1.0 or row.get("length_terminated") == 0.0:
         row.pop("length_terminated", None)
     return row
-
-
-def _mean(ours: str, cells: list[tuple[float, float]]) -> float | int | None:
-    value = cells[0][0] if len(cells) == 1 else sum(v * w for v, w in cells) / sum(w for _, w in cells)
-    return whole(value) if ours in _COUNTS else value
-
-
-def _first(ours: str, names: list[str], row: Mapping[str, Any]) -> tuple[str, float | None]:
-    for name in names:
-        value = whole(row.get(name)) if ours in _COUNTS else number(row.get(name))
-        if value is not None:
-            return name, value
-    return "", None
 
 
 def refuse_other_training(run: IngestedRun) -> None:

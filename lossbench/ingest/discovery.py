@@ -1,6 +1,6 @@
 """Search for the sources of runs at a path: folders and files that some format recognises, at any depth."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,50 +11,35 @@ from lossbench.ingest.base import Format
 class Source(NamedTuple):
     """A folder or file, the format that recognises it, and what it was recognised by."""
 
-    kind: str
+    format: Format
     path: Path
     clue: str
 
 
 def sources(path: Path, formats: Mapping[str, Format]) -> list[Source]:
     """The sources at `path`, by name. A folder that a format recognises is one source, whatever lies below it."""
-    return list(_at_file(path, formats) if path.is_file() else _below(path, formats))
+    found = _claims(path, formats, any_table=False)
+    if found or path.is_file():
+        return found or _claims(path, formats, any_table=True)
+    # A checkpoint belongs to the run above it, whichever trainer wrote that.
+    inside = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "checkpoint-"))]
+    files = [source for p in inside if p.is_file() for source in _claims(p, formats, any_table=False)]
+    folders = [source for p in inside if p.is_dir() and not p.is_symlink() for source in sources(p, formats)]
+    return [*(files or _claims(path, formats, any_table=True)), *folders]
+
+
+def _claims(path: Path, formats: Mapping[str, Format], any_table: bool) -> list[Source]:
+    asked = [format for format in formats.values() if format.any_table is any_table]
+    return [Source(format, path, clue) for format in asked if (clue := format.found(path))]
 
 
 def one_format(path: Path, formats: Mapping[str, Format]) -> list[Source]:
     """The sources at `path`, which are all of one format. Raises UsageError if it holds none, or another one."""
-    if not path.exists():
-        raise UsageError(f"'{path}': no such file or folder")
     found = sources(path, formats)
-    clues = {source.kind: source.clue for source in reversed(found)}
+    clues = {source.format.name: source.clue for source in reversed(found)}
     if not clues:
         raise UsageError(f"'{path}' looks like none of {', '.join(formats)}: name the format with --as, or its folder")
     if len(clues) > 1:
         both = " and ".join(f"{kind} ({clues[kind]})" for kind in formats if kind in clues)
         raise UsageError(f"'{path}' holds two formats, {both}: choose one with --as")
     return found
-
-
-def _below(folder: Path, formats: Mapping[str, Format]) -> Iterator[Source]:
-    exact = {kind: format for kind, format in formats.items() if not format.any_table}
-    if claims := list(_claims(folder, exact)):
-        yield from claims
-        return
-    # A checkpoint belongs to the run above it, whichever trainer wrote that.
-    inside = [p for p in sorted(folder.iterdir()) if not p.name.startswith((".", "checkpoint-"))]
-    files = [source for path in inside if path.is_file() for source in _claims(path, exact)]
-    yield from files or _claims(folder, {kind: formats[kind] for kind in formats if kind not in exact})
-    for path in inside:
-        if path.is_dir() and not path.is_symlink():
-            yield from _below(path, formats)
-
-
-def _at_file(file: Path, formats: Mapping[str, Format]) -> list[Source]:
-    claims = list(_claims(file, formats))
-    return [claim for claim in claims if not formats[claim.kind].any_table] or claims
-
-
-def _claims(path: Path, formats: Mapping[str, Format]) -> Iterator[Source]:
-    for kind, format in formats.items():
-        if clue := format.found(path):
-            yield Source(kind, path, clue)

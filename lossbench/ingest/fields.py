@@ -6,18 +6,9 @@ from typing import Any
 
 from lossbench.errors import one_line
 
-ROW_FIELDS: dict[str, str] = {
-    "step": "optimizer step that used the completion",
-    "prompt": "prompt text",
-    "completion": "completion text",
-    "reward": "reward given to the trainer",
-    "correct": "whether the answer is right (true/false, or a number that counts as right above 0.5)",
-    "advantage": "advantage given to the completion",
-    "length": "length in tokens",
-    "terminated": "whether an EOS was produced",
-    "group": "name of the group of samples of one prompt, drawn together",
-}
-"""Fields of a completion, as `--map field=column` names them."""
+ROW_FIELDS = ("step", "prompt", "completion", "reward", "correct", "advantage", "length", "terminated", "group")
+"""Fields of a completion, as `--map field=column` names them; `length` in tokens, `terminated` with an EOS, `group` the
+name of the samples of one prompt that were drawn together."""
 
 TOKENS, CHARACTERS = "tokens", "characters"
 _EXAMPLES = 5  # of damage that are named
@@ -35,11 +26,11 @@ class Damage:
     examples: list[str] = field(default_factory=list)
     whole: "Damage | None" = None
 
-    def add(self, place: str, reason: str, count: int = 1) -> None:
-        """Count one damaged line or file, or `count` of which this is the first."""
-        self._take(count, [f"{place}: {one_line(reason)}"])
+    def add(self, place: str, reason: str) -> None:
+        """Count one damaged line or file."""
+        self.share(Damage(1, [f"{place}: {one_line(reason)}"]))
         if self.whole is not None:
-            self.whole.add(place, reason, count)
+            self.whole.add(place, reason)
 
     def part(self) -> "Damage":
         """A count of its own within this one."""
@@ -47,11 +38,12 @@ class Damage:
 
     def share(self, other: "Damage") -> None:
         """Count here what `other` counted, and not in the whole again: a file's damage is that of each of its runs."""
-        self._take(other.count, other.examples)
+        self.count += other.count
+        self.examples = [*self.examples, *other.examples][:_EXAMPLES]
 
-    def _take(self, count: int, examples: list[str]) -> None:
-        self.count += count
-        self.examples += examples[: max(0, _EXAMPLES - len(self.examples))]
+    def first_place(self) -> str:
+        """Place of the first damage, as the end of a message."""
+        return f": {self.examples[0]}" if self.examples else ""
 
 
 CountTokens = Callable[[Sequence[str]], Sequence[int]]
@@ -74,8 +66,6 @@ class Reading:
 
 def number(value: Any) -> float | None:
     """`value` as a float, None where it is null, NaN, or no number."""
-    if value is None:
-        return None
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError):

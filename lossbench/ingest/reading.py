@@ -37,7 +37,7 @@ def documents(file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> I
     """The rows of a table file as tables of `line` (int64) and `doc` (a JSON object as text), block by block."""
     if is_lines(file):
         for first, lines in _line_blocks(file):
-            yield _judged(_block(first, lines, file, damage), file, damage, con)
+            yield _judged(first, lines, file, damage, con)
     elif _begins(file) == b"PAR1":
         for first, batch in _parquet_batches(file):
             con.register("batch", batch)
@@ -46,7 +46,7 @@ def documents(file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> I
     else:
         source = rows(file, damage)
         while some := list(islice(source, 4096)):
-            yield _documents([number for number, _ in some], [row for _, row in some])
+            yield _documents(some)
 
 
 def _begins(file: Path, most: int = 4) -> bytes:
@@ -58,12 +58,10 @@ def is_lines(file: Path) -> bool:
     """Whether a file holds JSON lines, whatever its name: .jsonl, or a first line that is an object by itself."""
     if file.suffix == ".jsonl":
         return True
-    head = _begins(file, _BUFFER_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not head.startswith(b"{"):
+    first, _, rest = _begins(file, _BUFFER_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
+    if not first.startswith(b"{") or _record(first, Damage(), file, 1) is None:
         return False
-    first = head.partition(b"\n")[0]
-    whole = _record(first, Damage(), file, 1)
-    return whole is not None and (file.suffix != ".json" or head[len(first) :].strip().startswith(b"{"))
+    return file.suffix != ".json" or rest.strip().startswith(b"{")
 
 
 def _parquet_batches(file: Path) -> Iterator[tuple[int, pa.Table]]:
@@ -90,43 +88,36 @@ def _line_blocks(file: Path) -> Iterator[tuple[int, list[bytes]]]:
             first += len(lines)
 
 
-def _block(first: int, lines: list[bytes], file: Path, damage: Damage) -> pa.Table:
+def _judged(first: int, lines: list[bytes], file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> pa.Table:
+    """The objects in a block; what DuckDB does not take as one is judged by Python, which says why, or takes it."""
     numbers = pa.array(range(first, first + len(lines)), pa.int64())
     try:
-        return pa.table({"line": numbers, "doc": pa.array(lines, pa.binary()).cast(pa.string())})
+        block = pa.table({"line": numbers, "doc": pa.array(lines, pa.binary()).cast(pa.string())})
     except pa.ArrowInvalid:  # some line is not UTF-8
-        return _read_by_python(enumerate(lines, first), file, damage)
-
-
-def _judged(block: pa.Table, file: Path, damage: Damage, con: "duckdb.DuckDBPyConnection") -> pa.Table:
-    """The block's objects; what DuckDB does not take as one is judged by Python, which says why, or takes it."""
+        return _documents(_records(enumerate(lines, first), file, damage))
     con.register("block", block)
     doubtful = dict(con.execute(_UNJUDGED).fetchall())
     if not doubtful:
         return block
-    known = _read_by_python(((n, line.encode()) for n, line in doubtful.items()), file, damage)
+    known = _documents(_records(((n, line.encode()) for n, line in doubtful.items()), file, damage))
     clean = block.filter(pa.array([n not in doubtful for n in block["line"].to_pylist()]))
     return pa.concat_tables([clean, known]).sort_by("line")
 
 
-def _read_by_python(lines: Iterable[tuple[int, bytes]], file: Path, damage: Damage) -> pa.Table:
-    known = {n: record for n, line in lines if (record := _record(line, damage, file, n)) is not None}
-    return _documents([*known], [*known.values()])
-
-
-def _documents(numbers: list[int], found: list[Row]) -> pa.Table:
+def _documents(found: Iterable[Numbered]) -> pa.Table:
     """Half a character (a lone surrogate), which UTF-8 cannot hold, becomes a question mark."""
-    texts = [json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace").decode() for row in found]
-    return pa.table({"line": pa.array(numbers, pa.int64()), "doc": pa.array(texts, pa.string())})
+    known = {n: json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "replace") for n, row in found}
+    return pa.table({"line": pa.array([*known], pa.int64()), "doc": pa.array([*known.values()], pa.string())})
 
 
 def records(file: Path, damage: Damage) -> Iterator[Numbered]:
     """(line number, object) of every good line; lines that are not JSON objects are counted in `damage`."""
     with file.open("rb", buffering=_BUFFER_BYTES) as lines:
-        for n, line in enumerate(lines, start=1):
-            record = _record(line, damage, file, n)
-            if record is not None:
-                yield n, record
+        yield from _records(enumerate(lines, start=1), file, damage)
+
+
+def _records(lines: Iterable[tuple[int, bytes]], file: Path, damage: Damage) -> Iterator[Numbered]:
+    return ((n, record) for n, line in lines if (record := _record(line, damage, file, n)) is not None)
 
 
 def _record(line: bytes, damage: Damage, file: Path, n: int) -> Row | None:
@@ -144,13 +135,11 @@ def _record(line: bytes, damage: Damage, file: Path, n: int) -> Row | None:
     return record
 
 
-def first_fields(file: Path, most: int = FIRST_ROWS) -> Row:
-    """The columns of the first rows of a table file, each with its first value that is not null."""
+def first_fields(file: Path, most: int | None = FIRST_ROWS) -> Row:
+    """The columns of the first rows (None: of all) of a table file, each with its first value that is not null."""
     fields: Row = {}
     for _, row in islice(rows(file, Damage()), most):
-        for name, value in row.items():
-            if fields.get(name) is None:
-                fields[name] = value
+        fields |= {name: value for name, value in row.items() if fields.get(name) is None}
     return fields
 
 
@@ -172,8 +161,10 @@ def rows(file: Path, damage: Damage) -> Iterator[Numbered]:
 
 def _csv_rows(file: Path, damage: Damage) -> Iterator[Numbered]:
     csv.field_size_limit(max(csv.field_size_limit(), _CELL_CHARACTERS))
+    head = _begins(file, _BUFFER_BYTES).partition(b"\n")[0]
+    separator = max(",;\t", key=lambda mark: head.count(mark.encode()))  # the comma where the first line has none
     with file.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines, delimiter=_separator(file), skipinitialspace=True)
+        reader = csv.reader(lines, delimiter=separator, skipinitialspace=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             for cells in reader:
@@ -183,29 +174,13 @@ def _csv_rows(file: Path, damage: Damage) -> Iterator[Numbered]:
                     reason = f"{len(cells)} cells where the header has {len(header)}"
                     damage.add(f"{file}, line {reader.line_num}", reason)
         except UnicodeDecodeError:
-            line = _first_undecodable(file)
-            raise UsageError(
-                f"{file}, line {line}: not UTF-8: convert the file, as by iconv -f latin1 -t utf-8"
-            ) from None
+            with file.open(encoding="utf-8", errors="surrogateescape") as again:
+                line = next(n for n, text in enumerate(again, start=1) if any("\udc80" <= c <= "\udcff" for c in text))
+            advice = "convert the file, as by iconv -f latin1 -t utf-8"
+            raise UsageError(f"{file}, line {line}: not UTF-8: {advice}") from None
         except csv.Error as error:
             place = f"{file}, line {reader.line_num}"
             raise UsageError(f"{place}: not readable as CSV ({one_line(error)}): is a quote left open there?") from None
-
-
-def _separator(file: Path) -> str:
-    """The separator of a table: that which its first line has most of, the comma where it has none."""
-    first = _begins(file, _BUFFER_BYTES).partition(b"\n")[0]
-    return max(",;\t", key=lambda mark: first.count(mark.encode()))
-
-
-def _first_undecodable(file: Path) -> int:
-    with file.open("rb") as lines:
-        for n, line in enumerate(lines, start=1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                return n
-    return 0
 
 
 def _json_rows(file: Path) -> Iterable[Row]:

@@ -35,21 +35,17 @@ def mode_of_config(config: Mapping[str, Any]) -> str | None:
     4, whose `dr_grpo` is the divisor alone: advantages keep the std unless `scale_rewards` says otherwise.
     """
     if "actor_rollout_ref" in config:
-        return _mode_of_verl(config)
+        algorithm, actor = _at(config, "algorithm"), _at(config, "actor_rollout_ref", "actor")
+        loss_mode = str(_at(actor, "policy_loss").get("loss_mode", "vanilla"))
+        loss = loss_of_verl(loss_mode, str(actor.get("loss_agg_mode", "token-mean")))
+        scale = "group" if algorithm.get("norm_adv_by_std_in_grpo", True) else "none"
+        return make_mode(*loss, scale).name if loss and algorithm.get("adv_estimator", "grpo") == "grpo" else None
     loss = loss_of_trl(str(config.get("loss_type")), config.get("importance_sampling_level") or "token")
     if loss is None or config.get("advantage_estimator", "grpo") != "grpo":
         return None
     scale = config.get("scale_rewards", "group")
     scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, bool) else scale
     return make_mode(*loss, scale).name if scale in TRL_SCALES else None
-
-
-def _mode_of_verl(config: Mapping[str, Any]) -> str | None:
-    algorithm, actor = _at(config, "algorithm"), _at(config, "actor_rollout_ref", "actor")
-    loss_mode = str(_at(actor, "policy_loss").get("loss_mode", "vanilla"))
-    loss = loss_of_verl(loss_mode, str(actor.get("loss_agg_mode", "token-mean")))
-    scale = "group" if algorithm.get("norm_adv_by_std_in_grpo", True) else "none"
-    return make_mode(*loss, scale).name if loss and algorithm.get("adv_estimator", "grpo") == "grpo" else None
 
 
 def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:

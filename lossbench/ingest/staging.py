@@ -46,28 +46,6 @@ CREATE MACRO text_of(text) AS CASE
 CREATE MACRO is_nested(text) AS coalesce(text[1] IN ('[', '{'), false);
 """
 
-_INSERT = """
-INSERT INTO staged
-SELECT $seq + place, run, $split, $file, line,
-    CASE WHEN nested IS NULL THEN step_of(step) END, {prompt}, {completion},
-    CASE WHEN prompt IS NOT NULL THEN hash(prompt) END,
-    CASE WHEN "group" IS NOT NULL THEN hash("group", 1) WHEN prompt IS NOT NULL THEN hash(prompt, 0) END,
-    hash(prompt, completion, reward), real_of(reward),
-    coalesce(flag_of(correct), real_of(correct) > {verdict_above}, {reward_above}),
-    real_of(advantage), real_of(length), {tokens}, length(completion),
-    coalesce(flag_of(terminated), real_of(terminated) <> 0, {ended}),
-    CASE WHEN nested IS NOT NULL THEN [nested || ' is a list or an object where a number is expected']
-         WHEN step_of(step) IS NULL THEN [coalesce('step ''' || step || ''' is no number', 'has no step')]
-         ELSE nullif([x FOR x IN [no_number('reward', reward), no_number('advantage', advantage),
-              no_number('length', length),
-              CASE WHEN flag_of(correct) IS NULL THEN no_number('correct', correct) END] IF x IS NOT NULL], []) END
-FROM (
-    SELECT * REPLACE (CASE WHEN lower("group") <> 'nan' THEN "group" END AS "group"),
-        CASE WHEN is_nested(reward) THEN 'reward' WHEN is_nested(advantage) THEN 'advantage'
-             WHEN is_nested(length) THEN 'length' WHEN is_nested(correct) THEN 'correct' END AS nested
-    FROM ({rows}))
-"""
-
 _NUMBERED = """
 CREATE OR REPLACE TEMP TABLE numbered AS
 WITH own AS (
@@ -91,9 +69,6 @@ LEFT JOIN groups ON groups.step = own.step AND groups.group_key = own.group_key 
 ORDER BY own.seq
 """
 
-_SUMMED = """(
-    SELECT numbered.*, reward, correct, terminated, {length} AS length_tokens FROM numbered JOIN staged USING (seq))"""
-
 # Rows of each step that are there twice, one after the other, in the same order.
 _TWICE = """
 SELECT count(*) > 0 AND bool_and(len(keys) % 2 = 0 AND keys[:len(keys) // 2] = keys[len(keys) // 2 + 1:])
@@ -110,8 +85,8 @@ FROM staged JOIN numbered USING (seq)
 """
 
 _ROWS = """
-SELECT numbered.step, generation, prompt_id, "group", sample, {length} AS length_tokens, {chars} AS length_chars,
-    terminated, reward, correct, advantage, prompt, completion
+SELECT numbered.step, generation, prompt_id, "group", sample, LENGTHS, terminated, reward, correct, advantage, prompt,
+    completion
 FROM (SELECT * FROM numbered WHERE position >= $first AND position < $end) AS numbered
 JOIN (SELECT * FROM staged WHERE seq >= (SELECT seq FROM numbered WHERE position = $first)
       AND seq <= (SELECT max(seq) FROM numbered WHERE position >= $first AND position < $end)) USING (seq)
@@ -126,19 +101,14 @@ class Staging:
         """`scratch`: folder for what does not fit into memory."""
         import duckdb
 
-        options: dict[str, Any] = {
-            "memory_limit": MEMORY_LIMIT,
-            "temp_directory": str(scratch / "spilled"),
-            "threads": "2",
-        }
-        self.con = duckdb.connect(config=options)
-        self.con.execute(_MACROS)
-        self.con.execute(_STAGED)
+        spilled = str(scratch / "spilled")
+        self.con = duckdb.connect(config={"memory_limit": MEMORY_LIMIT, "temp_directory": spilled, "threads": "2"})
+        self.con.execute(_MACROS + _STAGED)
         self._next = 0  # number of the next row
         self._pending: list[pa.Table] = []  # added, and not yet staged
         self._pending_bytes = 0
         self._pending_for = ("", Path(), "")
-        self._insert = _typing(reading)
+        self._insert = _insert_sql(reading)
         if count_tokens := reading.count_tokens:
 
             def tokens_of(texts: pa.Array) -> pa.Array:
@@ -146,15 +116,11 @@ class Staging:
 
             self.con.create_function("tokens_of", tokens_of, ["VARCHAR"], "BIGINT", type="arrow")  # type: ignore[arg-type]
 
-    def clear(self) -> None:
-        """Drop all rows."""
-        self.con.execute("TRUNCATE staged")
-
     def add(
         self, columns: Mapping[str, Sequence[Any]], lines: Sequence[int], run: str, file: Path, split: str = "rollouts"
     ) -> None:
         """Stage rows of Python values under the names of `ROW_FIELDS`; `lines` are their numbers in the file."""
-        if self._pending and self._pending_for != (run, file, split):
+        if self._pending_for != (run, file, split):
             self.flush()
         texts = {name: _texts(columns.get(name, [None] * len(lines))) for name in ROW_FIELDS}
         self._pending.append(pa.table({"line": pa.array(lines, pa.int64()), **texts}))
@@ -171,8 +137,7 @@ class Staging:
         table = pa.concat_tables(self._pending).combine_chunks()
         run, file, split = self._pending_for
         self._pending, self._pending_bytes = [], 0
-        place = pa.array(range(table.num_rows), pa.int64())
-        self.con.register("fields", table.append_column("place", place))
+        self.con.register("fields", table.append_column("place", pa.array(range(table.num_rows), pa.int64())))
         self._stage(f"SELECT *, {_quoted(run)} AS run FROM fields", file, split)
         self._next += table.num_rows
 
@@ -183,67 +148,67 @@ class Staging:
         file: Path,
         run: str | Sequence[str],
         split: str = "rollouts",
-        step: int | None = None,
-        changed: Mapping[str, str] | None = None,
+        changed: Mapping[str, str] = {},
     ) -> None:
         """Stage JSON objects: each field is the first of its columns that has a value.
 
-        `run`: the rows' key, or the columns that make it. `step` is that of rows without one; `changed` gives SQL that
-        a field goes through (`{}`).
+        `run`: the rows' key, or the columns that make it. `changed` gives SQL that a field goes through (`{}`).
         """
         self.flush()
-        axes = [] if isinstance(run, str) else list(run)
+        axes = [] if isinstance(run, str) else run
         names = list(dict.fromkeys([*axes, *(name for usual in columns.values() for name in usual)]))
         cells = {name: f"cells[{i}]" for i, name in enumerate(names, start=1)}
-        fields = {
-            ours: f"coalesce({', '.join([cells[name] for name in usual] + ['NULL'])})"
-            for ours, usual in columns.items()
-        }
-        named_step = "NULL" if step is None else f"'{step}'"
-        fields["step"] = f"coalesce({fields.get('step', 'NULL')}, {named_step})"
-        changed = {"prompt": "text_of({})", "completion": "text_of({})", **(changed or {})}
-        fields |= {ours: sql.format(fields[ours]) for ours, sql in changed.items() if ours in fields}
-        key = (
-            _quoted(run)
-            if isinstance(run, str)
-            else f"CAST(to_json([{', '.join(cells[name] for name in axes)}]) AS VARCHAR)"
-        )
-        named = [f'CAST({fields.get(name, "NULL")} AS VARCHAR) AS "{name}"' for name in ROW_FIELDS]
-        pointers = [f"/{name.replace('~', '~0').replace('/', '~1')}" for name in names]
-        found = f"SELECT line, json_extract_string(doc, [{', '.join(map(_quoted, pointers))}]) AS cells FROM documents"
-        placed = f"{', '.join(named)}, line, line AS place, {key} AS run"
+        axis_list = f"to_json([{', '.join(cells[name] for name in axes)}])"
+        changed = {"prompt": "text_of({})", "completion": "text_of({})", **changed}
+        fields = {"run": f"CAST({axis_list} AS VARCHAR)" if axes else _quoted(str(run))}
+        for ours in ROW_FIELDS:
+            first = f"coalesce({', '.join([cells[name] for name in columns.get(ours, ())] + ['NULL'])})"
+            fields[ours] = f"CAST({changed.get(ours, '{}').format(first)} AS VARCHAR)"
+        placed = ", ".join(f'{sql} AS "{name}"' for name, sql in fields.items())
+        pointers = ", ".join(_quoted(f"/{name.replace('~', '~0').replace('/', '~1')}") for name in names)
+        found = f"SELECT line, json_extract_string(doc, [{pointers}]) AS cells FROM documents"
         last = 0
         for table in tables:
             self.con.register("documents", table)
-            self._stage(f"SELECT {placed} FROM ({found})", file, split)
+            self._stage(f"SELECT {placed}, line, line AS place FROM ({found})", file, split)
             last = max(last, *table["line"].to_pylist()[-1:])
         self._next += last + 1
 
     def _stage(self, rows: str, file: Path, split: str) -> None:
-        self.con.execute(self._insert.replace("{rows}", rows), {"seq": self._next, "split": split, "file": str(file)})
+        self.con.execute(self._insert.replace("ROWS", rows), {"seq": self._next, "split": split, "file": str(file)})
+
+    def rows(self, sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query, in which `$name` stands for one of the `parameters`."""
+        return self.con.execute(sql, parameters).fetchall()
 
     def keys(self, file: Path) -> list[str]:
         """Keys of the runs in a file, in order of appearance."""
-        sql = "SELECT run FROM staged WHERE file = ? GROUP BY run ORDER BY min(seq)"
-        return [key for (key,) in self.con.execute(sql, [str(file)]).fetchall()]
+        sql = "SELECT run FROM staged WHERE file = $file GROUP BY run ORDER BY min(seq)"
+        return [key for (key,) in self.rows(sql, file=str(file))]
+
+    def several_a_step(self, keys: list[str], file: Path, whole: bool) -> bool:
+        """Whether rows with a length are completions: several of one step, and (if asked for) of whole lengths."""
+        sql = """SELECT count(*) > count(DISTINCT step) AND (NOT $whole OR bool_and(length = floor(length))) FROM staged
+            WHERE list_contains($keys, run) AND file = $file AND length IS NOT NULL AND step IS NOT NULL"""
+        return bool(self.rows(sql, keys=keys, file=str(file), whole=whole)[0][0])
 
     def refuse(self, key: str, file: Path, reason: str, damage: Damage) -> None:
         """Count the rows of a key in `damage`, as they are of no run."""
-        sql = "SELECT line FROM staged WHERE run = ? AND file = ? ORDER BY seq"
-        for (line,) in self.con.execute(sql, [key, str(file)]).fetchall():
+        sql = "SELECT line FROM staged WHERE run = $key AND file = $file ORDER BY seq"
+        for (line,) in self.rows(sql, key=key, file=str(file)):
             damage.add(f"{file}, line {line}", reason)
 
     def problems(self, keys: list[str], name: str, damage: Damage) -> None:
         """Count in `damage` the rows and cells of a run that were left out."""
-        sql = "SELECT file, line, unnest(problems) FROM staged WHERE list_contains($keys, run) AND problems IS NOT NULL"
-        for file, line, reason in self.con.execute(f"{sql} ORDER BY seq", {"keys": keys}).fetchall():
+        sql = "SELECT file, line, unnest(problems) FROM staged WHERE list_contains($keys, run) ORDER BY seq"
+        for file, line, reason in self.rows(sql, keys=keys):
             damage.add(f"{file} ({name}), line {line}", reason)
 
     def steps(self, keys: list[str]) -> set[int]:
         """Steps of a run's rollouts."""
         self.flush()
         sql = "SELECT DISTINCT step FROM staged WHERE list_contains($keys, run) AND split = 'rollouts'"
-        return {step for (step,) in self.con.execute(sql, {"keys": keys}).fetchall() if step is not None}
+        return {step for (step,) in self.rows(sql, keys=keys) if step is not None}
 
     def number(self, keys: list[str], split: str, samples: int | None, shift: int) -> "Numbered":
         """The completions of one run and split, numbered in order of appearance, `shift` steps later than they say.
@@ -251,61 +216,73 @@ class Staging:
         A group is what the log names as one, else the rows of a step with the same prompt, `samples` of them at most.
         """
         self.flush()
-        self.con.execute(_NUMBERED, {"keys": keys, "split": split, "samples": samples or 2**62, "shift": shift})
-        return Numbered(self.con)
+        self.rows(_NUMBERED, keys=keys, split=split, samples=samples or 2**62, shift=shift)
+        return Numbered(self)
 
 
 class Numbered:
     """The completions that were numbered last. `facts`: counts, and which kinds of length the rows have."""
 
-    def __init__(self, con: "Any") -> None:
-        self._con = con
-        self.facts = self._dicts(_FACTS)[0]
-        length = "length" if self.facts["measured"] else "tokens + coalesce(CAST(terminated AS BIGINT), 0)"
-        # A decoded text does not show its EOS, which counts.
-        self._length = f"CAST({length} AS BIGINT)"
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.facts: dict[str, Any] = self._table(_FACTS).to_pylist()[0]
         self.in_tokens = bool(self.facts["measured"] or self.facts["counted"])
+        # A decoded text does not show its EOS, which counts.
+        length = "length" if self.facts["measured"] else "tokens + coalesce(CAST(terminated AS BIGINT), 0)"
+        self._length = f"CAST({length} AS BIGINT) AS length_tokens"
+
+    def _table(self, sql: str, **parameters: Any) -> pa.Table:
+        return self._staging.con.sql(sql, params=parameters or None).to_arrow_table()
 
     def steps(self) -> list[dict[str, Any]]:
         """A row per step, in order, under the names of the `steps` table; None where not applicable."""
-        self._con.execute("SET threads = 1")  # sums of reals depend on their order
-        rows = self._dicts(sampling_rows_sql(_SUMMED.replace("{length}", self._length)))
-        self._con.execute("SET threads = 2")
-        return rows
+        rows = f"(SELECT numbered.*, reward, correct, terminated, {self._length} FROM numbered JOIN staged USING (seq))"
+        self._staging.con.execute("SET threads = 1")  # sums of reals depend on their order
+        steps = self._table(sampling_rows_sql(rows)).to_pylist()
+        self._staging.con.execute("SET threads = 2")
+        return steps
 
     def twice(self) -> bool:
         """Whether every row is there twice, as in a file that was appended to itself."""
-        return bool(self._con.execute(_TWICE).fetchone()[0])
+        return bool(self._staging.rows(_TWICE)[0][0])
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows, in order, in the columns of `rollouts`, some thousand at a time."""
-        chars = "NULL" if self.in_tokens else "chars"
-        sql = _ROWS.replace("{length}", self._length).replace("{chars}", f"CAST({chars} AS BIGINT)")
+        chars = f"CAST({'NULL' if self.in_tokens else 'chars'} AS BIGINT) AS length_chars"
         for first in range(0, self.facts["rows"], ROWS_AT_ONCE):
-            yield self._con.sql(sql, params={"first": first, "end": first + ROWS_AT_ONCE}).to_arrow_table()
-
-    def _dicts(self, sql: str) -> list[dict[str, Any]]:
-        result = self._con.execute(sql)
-        names = [column[0] for column in result.description]
-        return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+            sql = _ROWS.replace("LENGTHS", f"{self._length}, {chars}")
+            yield self._table(sql, first=first, end=first + ROWS_AT_ONCE)
 
 
-def _typing(reading: Reading) -> str:
-    above = reading.correct_above
-    # A text that shows its EOS ends there; padding may follow.
-    cut = f"split_part(completion, {_quoted(reading.eos)}, 1)" if reading.eos else "completion"
-    parts = {
-        "verdict_above": str(0.5 if above is None else float(above)),
-        "reward_above": "NULL" if above is None else f"real_of(reward) > {float(above)}",
-        "tokens": f"CASE WHEN completion IS NOT NULL THEN tokens_of({cut}) END" if reading.count_tokens else "NULL",
-        "ended": f"CASE WHEN contains(completion, {_quoted(reading.eos)}) THEN true END" if reading.eos else "NULL",
-        "prompt": "prompt" if reading.keep_text else "NULL",
-        "completion": "completion" if reading.keep_text else "NULL",
-    }
-    sql = _INSERT
-    for name, part in parts.items():
-        sql = sql.replace(f"{{{name}}}", part)
-    return sql
+def _insert_sql(reading: Reading) -> str:
+    """SQL that types the fields of ROWS. A text that shows its EOS ends there; padding may follow."""
+    above, eos = reading.correct_above, reading.eos and _quoted(reading.eos)
+    verdict_above = 0.5 if above is None else float(above)
+    reward_above = "NULL" if above is None else f"real_of(reward) > {verdict_above}"
+    cut = f"split_part(completion, {eos}, 1)" if eos else "completion"
+    tokens = f"CASE WHEN completion IS NOT NULL THEN tokens_of({cut}) END" if reading.count_tokens else "NULL"
+    ended = f"CASE WHEN contains(completion, {eos}) THEN true END" if eos else "NULL"
+    return f"""
+INSERT INTO staged
+SELECT $seq + place, run, $split, $file, line,
+    CASE WHEN nested IS NULL THEN step_of(step) END, {"prompt, completion" if reading.keep_text else "NULL, NULL"},
+    CASE WHEN prompt IS NOT NULL THEN hash(prompt) END,
+    CASE WHEN "group" IS NOT NULL THEN hash("group", 1) WHEN prompt IS NOT NULL THEN hash(prompt, 0) END,
+    hash(prompt, completion, reward), real_of(reward),
+    coalesce(flag_of(correct), real_of(correct) > {verdict_above}, {reward_above}),
+    real_of(advantage), real_of(length), {tokens}, length(completion),
+    coalesce(flag_of(terminated), real_of(terminated) <> 0, {ended}),
+    CASE WHEN nested IS NOT NULL THEN [nested || ' is a list or an object where a number is expected']
+         WHEN step_of(step) IS NULL THEN [coalesce('step ''' || step || ''' is no number', 'has no step')]
+         ELSE nullif([x FOR x IN [no_number('reward', reward), no_number('advantage', advantage),
+              no_number('length', length),
+              CASE WHEN flag_of(correct) IS NULL THEN no_number('correct', correct) END] IF x IS NOT NULL], []) END
+FROM (
+    SELECT * REPLACE (CASE WHEN lower("group") <> 'nan' THEN "group" END AS "group"),
+        CASE WHEN is_nested(reward) THEN 'reward' WHEN is_nested(advantage) THEN 'advantage'
+             WHEN is_nested(length) THEN 'length' WHEN is_nested(correct) THEN 'correct' END AS nested
+    FROM (ROWS))
+"""
 
 
 def _quoted(text: str) -> str:

@@ -13,7 +13,7 @@ from lossbench.ingest.discovery import Source, one_format, sources
 from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage, Reading
 from lossbench.ingest.scratch import move_in, only_left_over, scratch_folder
 from lossbench.ingest.staging import Staging
-from lossbench.ingest.writing import first_place, write_run
+from lossbench.ingest.writing import write_run
 from lossbench.loss.modes import Mode, folder_name, parse_mode
 from lossbench.store.read import SWEEP_FILE, is_sweep, read_json
 from lossbench.store.schema import SCHEMA_VERSION
@@ -42,29 +42,37 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
     """
     if kind != AUTO and kind not in FORMATS:
         raise UsageError(unknown("format", kind, [AUTO, *FORMATS]))
-    found = one_format(path, FORMATS) if kind == AUTO else sources(path, {kind: FORMATS[kind]})
     if not path.exists():
         raise UsageError(f"'{path}': no such file or folder")
-    name = found[0].kind if found else kind
+    found = one_format(path, FORMATS) if kind == AUTO else sources(path, {kind: FORMATS[kind]})
+    name = found[0].format.name if found else kind
     _existing(out)
     result = Ingested(out, name, damage=request.damage)
     with scratch_folder(out) as scratch:
         spec = _existing(out)  # another call may have added to it until now
-        names = {run_id: f"{run_id} in {out}" for run_id in spec["runs"]}
-        request.tables, request.top = Staging(scratch, reading), path
+        taken = {(axes["mode"], axes["seed"]): (run_id, f"{run_id} in {out}") for run_id, axes in spec["runs"].items()}
+        request.staging, request.top = Staging(scratch, reading), path
         for run, mode in _runs(found, request):
             digest = hashlib.sha256(f"{run.source.resolve()}|{mode.name}|{run.seed}".encode()).hexdigest()[:8]
             run_id = f"{folder_name(mode.name)}-s{run.seed}-{digest}"
+            other, other_name = taken.get((run.mode, run.seed), (None, ""))
             # A run of the same id from an earlier call is this one, and is replaced.
-            others = {other: axes for other, axes in spec["runs"].items() if other != run_id or other in result.runs}
-            _refuse_twin(others, run, names, path)
-            names[run_id] = run.name
-            written = write_run(run, run_id, mode, scratch, request)
-            if written is not None:
+            if other and (other != run_id or other in result.runs):
+                raise UsageError(
+                    f"'{path}': run {run.mode} seed {run.seed} is there twice, '{other_name}' and '{run.name}': ingest "
+                    "each by itself with a --seed of its own, or say what each is by --mode NAME=MODE; in a table, "
+                    "name runs <mode>-s<seed> or give a column seed"
+                )
+            if written := write_run(run, run_id, mode, scratch, request):
+                taken[(run.mode, run.seed)] = run_id, run.name
                 spec["runs"][run_id], result.runs[run_id] = written
         if not result.runs:
-            raise UsageError(f"'{path}' holds no {name} log{first_place(request.damage)}")
-        _refuse_unused(request, path, name)
+            raise UsageError(f"'{path}' holds no {name} log{request.damage.first_place()}")
+        for unused in (field for field in request.columns if field not in request.used):
+            raise UsageError(
+                f"'{path}': --map {unused}={request.columns[unused]} names nothing that is read from this {name} log"
+                f"{_FLAGS.get(unused, '')}"
+            )
         spec["length_unit"] = _one_unit(spec, result.runs)
         spec["sources"] = sorted({*spec["sources"], str(path)})
         move_in(scratch, out, result.runs)
@@ -76,38 +84,14 @@ def _runs(found: list[Source], request: Request) -> Iterator[tuple[IngestedRun, 
     """The runs that were asked for, and their modes. Raises UsageError on a mode that is none, or a name of no run."""
     seen: list[str] = []
     for source in found:
-        runs = list(FORMATS[source.kind].read(source.path, request))
+        runs = list(source.format.read(source.path, request))
         seen += [run.name for run in runs]
         runs = [run for run in runs if not request.runs or run.name in request.runs]
         yield from _identified(runs, request)
-        request.staging.clear()
+        request.staging.con.execute("TRUNCATE staged")
     for name in request.runs:
         if name not in seen:
             raise UsageError(unknown("run in --run", name, seen))
-
-
-def _refuse_twin(others: Mapping[str, Any], run: IngestedRun, names: Mapping[str, str], path: Path) -> None:
-    """Raise UsageError where a run of the sweep has the mode and seed of `run`: seeds are paired, one would not count.
-
-    `names`: what to call the others, by id.
-    """
-    for other, axes in others.items():
-        if (axes["mode"], axes["seed"]) == (run.mode, run.seed):
-            raise UsageError(
-                f"'{path}': run {run.mode} seed {run.seed} is there twice, '{names[other]}' and '{run.name}': ingest "
-                "each by itself with a --seed of its own, or say what each is by --mode NAME=MODE; in a table, name "
-                "runs <mode>-s<seed> or give a column seed"
-            )
-
-
-def _refuse_unused(request: Request, path: Path, kind: str) -> None:
-    """Raise UsageError on a field of --map that the log had no use for."""
-    for field_name, column in request.columns.items():
-        if field_name not in request.used:
-            raise UsageError(
-                f"'{path}': --map {field_name}={column} names nothing that is read from this {kind} log"
-                f"{_FLAGS.get(field_name, '')}"
-            )
 
 
 def _existing(out: Path) -> dict[str, Any]:
@@ -129,17 +113,15 @@ def _existing(out: Path) -> dict[str, Any]:
     }
 
 
-def _identified(runs: list[IngestedRun], request: Request) -> list[tuple[IngestedRun, Mode]]:
+def _identified(runs: list[IngestedRun], request: Request) -> Iterator[tuple[IngestedRun, Mode]]:
     """Runs with their modes; their mode and seed are set to what the caller said, else what the log says."""
     known: list[tuple[IngestedRun, Mode]] = []
     refused: dict[str, str] = {}
     for run in runs:
         asked = request.modes.get(run.name, request.modes.get(run.mode or ""))
-        name, seed = asked if asked is not None else request.mode or run.mode, request.seed
+        name, seed = mode_and_seed(asked or "") or (request.mode or run.mode if asked is None else asked, request.seed)
         if name == "":
             continue
-        if asked is not None and (both := mode_and_seed(asked)):
-            name, seed = both
         if name is None:
             raise UsageError(
                 f"'{run.source}': the log does not say which loss mode trained run '{run.name}': give --mode "
@@ -147,9 +129,9 @@ def _identified(runs: list[IngestedRun], request: Request) -> list[tuple[Ingeste
                 "<mode>-s<seed>"
             )
         try:
-            mode = parse_mode(folded(str(name)))
+            mode = parse_mode(folded(name))
         except ValueError as error:
-            refused.setdefault(str(name), one_line(error, 1000))
+            refused.setdefault(name, one_line(error, 1000))
             continue
         seed = run.seed if seed is None else seed
         if seed is None:
@@ -161,7 +143,7 @@ def _identified(runs: list[IngestedRun], request: Request) -> list[tuple[Ingeste
         more = f"; nor are {', '.join(name for name, _ in others)} modes" if others else ""
         ways = f"--mode {first}=MODE says what it is, --mode {first}= leaves it out"
         raise UsageError(f"'{runs[0].source}': {reason}{more}; {ways}")
-    return known
+    yield from known
 
 
 def _one_unit(spec: Mapping[str, Any], runs: Mapping[str, dict[str, Any]]) -> str | None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from lossbench.errors import UsageError
 from lossbench.ingest.base import IngestedRun, Request
 from lossbench.ingest.curves import look_alikes, refuse_other_training
-from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage
+from lossbench.ingest.fields import CHARACTERS, TOKENS
 from lossbench.ingest.staging import SPLITS, Numbered
 from lossbench.loss.modes import Mode
 from lossbench.store.read import RUN_FILE
@@ -33,46 +33,56 @@ def write_run(
     run: IngestedRun, run_id: str, mode: Mode, scratch: Path, request: Request
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Write one run below `scratch`: its row of sweep.json, and its run.json; None where nothing of it can be read."""
-    axes = mode.labels
     folder = scratch / run_id
     folder.mkdir()
-    constant = {"run_id": run_id, **axes, "seed": run.seed}
+    constant = {"run_id": run_id, **mode.labels, "seed": run.seed}
     samples = request.num_generations or run.num_generations
     shift = _first_step(run, request)
-    facts: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     summed: list[dict[str, Any]] = []
     for split in SPLITS:
         rows = request.staging.number(run.keys, split, samples, shift if split == "rollouts" else 0)
-        facts[split] = {**rows.facts, "in_tokens": rows.in_tokens or None}
+        tables[split] = {**rows.facts, "in_tokens": rows.in_tokens or None}
         if rows.facts["rows"]:
-            _refuse_length(rows, run_id)
             _write_rows(folder / f"{split}.parquet", rows, split, constant)
         if split == "rollouts":
             summed = rows.steps()
             if rows.twice():
                 run.notes.append("every completion is there twice: was the log appended to itself?")
     request.staging.problems(run.keys, run.name, run.damage)
-    if not facts["rollouts"]["rows"]:
+    if not tables["rollouts"]["rows"]:
         refuse_other_training(run)
     steps = _merged(run.logs, summed, prefer_rows="length" in request.columns)
-    if not steps and not facts["evals"]["rows"]:
-        request.damage.add(str(run.source), f"no row of run '{run.name}' can be read{first_place(run.damage)}")
+    if not steps and not tables["evals"]["rows"]:
+        request.damage.add(str(run.source), f"no row of run '{run.name}' can be read{run.damage.first_place()}")
         return None
     run.notes += _rewards_differ(run.logged_rewards, summed)
     write_table(folder / "steps.parquet", "steps", [{**constant, **row} for row in steps])
     done = max((row["step"] for row in steps), default=0)
-    planned = {**axes, "arm": mode.name, "seed": run.seed, "policy": None, "policy_seed": None}
-    planned["steps_planned"] = int(run.steps_planned or done)
     if run.steps_planned and 0 < done < run.steps_planned:
         run.notes.append(f"stopped at step {done} of {run.steps_planned}")
-    state = _state(run, facts, steps, done) | {"forced_tokens": request.forced_tokens}
+    run.notes += _missing(tables)
+    used = {part for column in run.read.values() for part in (column, *column.split(" + "))}
+    unused = [name for name in run.seen if name not in used]
+    state = {
+        "status": "completed",
+        "source": str(run.source),
+        "steps_done": done,
+        "tables": {"steps": len(steps), **{split: facts["rows"] for split, facts in tables.items()}},
+        **{split: facts["rows"] for split, facts in tables.items()},
+        "length_unit": _length_unit(run, tables, steps),
+        "name": run.name,
+        "columns": run.read,
+        "not_used": unused,
+        "look_alikes": look_alikes(run.read, unused),
+        "damaged": run.damage.count,
+        "damaged_examples": run.damage.examples,
+        "notes": run.notes,
+        "forced_tokens": request.forced_tokens,
+    }
     write_json(folder / RUN_FILE, state)
-    return planned, state
-
-
-def first_place(damage: Damage) -> str:
-    """Place of the first damage, as the end of a message."""
-    return f": {damage.examples[0]}" if damage.examples else ""
+    planned = {**mode.labels, "arm": mode.name, "seed": run.seed, "policy": None, "policy_seed": None}
+    return planned | {"steps_planned": int(run.steps_planned or done)}, state
 
 
 def _first_step(run: IngestedRun, request: Request) -> int:
@@ -86,14 +96,12 @@ def _first_step(run: IngestedRun, request: Request) -> int:
     return 1
 
 
-def _refuse_length(rows: Numbered, run_id: str) -> None:
+def _write_rows(path: Path, rows: Numbered, split: str, constant: Mapping[str, Any]) -> None:
     if (length := rows.facts["no_length"]) is not None:
         raise UsageError(
-            f"{run_id}: length {length:g} is no number of tokens: name another column with --map length=COLUMN"
+            f"{constant['run_id']}: length {length:g} is no number of tokens: name another column with --map "
+            "length=COLUMN"
         )
-
-
-def _write_rows(path: Path, rows: Numbered, split: str, constant: Mapping[str, Any]) -> None:
     schema = schema_for(split)
     repetitive = [name for name in schema.names if name != _UNIQUE]
     options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
@@ -139,35 +147,15 @@ def _rewards_differ(logged: Mapping[int, float], summed: list[dict[str, Any]]) -
     ]
 
 
-def _state(
-    run: IngestedRun, facts: Mapping[str, dict[str, Any]], steps: list[dict[str, Any]], done: int
-) -> dict[str, Any]:
-    units = {
-        TOKENS if found["in_tokens"] else CHARACTERS for found in facts.values() if found["in_tokens"] or found["texts"]
-    }
+def _missing(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Notes on what the completions do not say."""
+    rollouts = tables["rollouts"]
+    notes = [text for name, text in _NO_CLAIM_WITHOUT.items() if rollouts["rows"] and not rollouts[name]]
+    return notes + [_END_UNKNOWN] * any(facts["end_unknown"] for facts in tables.values())
+
+
+def _length_unit(run: IngestedRun, tables: Mapping[str, Mapping[str, Any]], steps: list[dict[str, Any]]) -> str | None:
+    units = {TOKENS if t["in_tokens"] else CHARACTERS for t in tables.values() if t["in_tokens"] or t["texts"]}
     if len(units) > 1:
         raise UsageError(f"'{run.source}': lengths of rollouts and of evaluations differ in unit: give --tokenizer")
-    if not units and any(row.get("length_mean") is not None for row in steps):
-        units = {TOKENS}
-    rollouts = facts["rollouts"]
-    notes = [*run.notes, *(text for name, text in _NO_CLAIM_WITHOUT.items() if rollouts["rows"] and not rollouts[name])]
-    if any(found["end_unknown"] for found in facts.values()):
-        notes.append(_END_UNKNOWN)
-    used = {part for column in run.read.values() for part in (column, *column.split(" + "))}
-    unused = [name for name in run.seen if name not in used]
-    return {
-        "status": "completed",
-        "source": str(run.source),
-        "steps_done": done,
-        "tables": {"steps": len(steps), **{split: found["rows"] for split, found in facts.items()}},
-        "rollouts": rollouts["rows"],
-        "evals": facts["evals"]["rows"],
-        "length_unit": next(iter(units), None),
-        "name": run.name,
-        "columns": run.read,
-        "not_used": unused,
-        "look_alikes": look_alikes(run.read, unused),
-        "damaged": run.damage.count,
-        "damaged_examples": run.damage.examples,
-        "notes": notes,
-    }
+    return next(iter(units), TOKENS if any(row.get("length_mean") is not None for row in steps) else None)

@@ -7,9 +7,8 @@ with "+": the centre (left out where it is the group's mean), the scale (left ou
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from lossbench.errors import unknown
 from lossbench.loss.aggregations import sum_by
 from lossbench.loss.lazy import Array, ArrayLike, np
 from lossbench.registry import Registry
@@ -32,14 +31,14 @@ class Generation:
         return sum_by(values_B * self.scored_B, self.groups_B)
 
     @property
-    def count_B(self) -> Array:
-        """(B,): scored rows of each row's group."""
-        return self.per_group(np.ones(len(self.rewards_B)))
+    def ones_B(self) -> Array:
+        """(B,): 1 for every row."""
+        return np.ones(len(self.rewards_B))
 
     @property
     def mean_B(self) -> Array:
         """(B,): mean reward of each row's group."""
-        return self.per_group(self.rewards_B) / self.count_B
+        return self.per_group(self.rewards_B) / self.per_group(self.ones_B)
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,7 @@ class Part:
     """One choice on one axis.
 
     `compute` gives a centre's baseline (B,), a scale's divisor (B,), or the weight (B,) of each row in a whitening's
-    moments. Where a baseline is not defined the advantage is 0. `needs_others` marks baselines of the other rows,
-    `batch_wide` parts that shift rows by what other groups got.
+    moments. `needs_others` marks baselines of the group's other rows, `batch_wide` parts that look beyond the group.
     """
 
     name: str
@@ -61,135 +59,95 @@ class Part:
     batch_wide: bool = False
 
 
-def _others(generation: Generation, weights_B: Array) -> Array:
+def _others(rows: Generation, weights_B: Array) -> Array:
     """The weighted mean reward of the group's other rows."""
-    weighted_B = weights_B * generation.rewards_B
-    return (generation.per_group(weighted_B) - weighted_B) / (generation.per_group(weights_B) - weights_B)
+    weighted_B = weights_B * rows.rewards_B
+    return (rows.per_group(weighted_B) - weighted_B) / (rows.per_group(weights_B) - weights_B)
 
 
-def _group_std(generation: Generation) -> Array:
-    squares_B = generation.per_group((generation.rewards_B - generation.mean_B) ** 2)
-    return _beside(np.sqrt(squares_B / np.maximum(generation.count_B - 1, 1)), generation.eps)
+def _std(rows: Generation, ids_B: Array) -> Array:
+    """Unbiased std of the rewards that share an id, + eps; 1 where both vanish: there every centred reward is 0."""
+    count_B = sum_by(rows.scored_B, ids_B)
+    apart_B = (rows.rewards_B - sum_by(rows.rewards_B, ids_B) / count_B) * rows.scored_B
+    std_B = np.sqrt(sum_by(apart_B**2, ids_B) / np.maximum(count_B - 1, 1)) + rows.eps
+    return np.where(std_B > 0, std_B, 1.0)
 
 
-def _batch_std(generation: Generation) -> Array:
-    scored = generation.rewards_B[generation.scored_B]
-    std = scored.std(ddof=1) if len(scored) > 1 else 1.0
-    return _beside(np.full(len(generation.rewards_B), std), generation.eps)
-
-
-def _beside(std_B: Array, eps: float) -> Array:
-    """std + eps, and 1 where both vanish: there every centred reward is 0 already."""
-    return np.where(std_B + eps > 0, std_B + eps, 1.0)
-
-
-def _group_mean(generation: Generation) -> Array:
-    if (generation.rewards_B < 0).any():
-        lowest = generation.rewards_B.min()
+def _group_mean(rows: Generation) -> Array:
+    if (rows.rewards_B < 0).any():
+        lowest = rows.rewards_B.min()
         raise ValueError(f"advantage 'mean-scaled' divides by a mean reward and found {lowest:g}; valid: 0 or more")
-    return np.where(generation.mean_B > 0, generation.mean_B, np.inf)
+    return np.where(rows.mean_B > 0, rows.mean_B, np.inf)
 
 
-PARTS: Registry[Part] = Registry("advantage")
-for _entry in (
+PARTS: Registry[Part] = Registry("advantage", (
     Part(
-        name="center-mean",
-        axis="centre",
-        compute=lambda generation: generation.mean_B,
-        formula="r_i − mean of the group",
+        "center-mean", "centre", lambda rows: rows.mean_B, formula="r_i − mean of the group",
         source="GRPO (arXiv:2402.03300); all frameworks",
     ),
     Part(
-        name="loo",
-        axis="centre",
-        compute=lambda generation: _others(generation, np.ones(len(generation.rewards_B))),
-        formula="r_i − mean of the group's other rows",
+        "loo", "centre", lambda rows: _others(rows, rows.ones_B), formula="r_i − mean of the group's other rows",
         source="RLOO (arXiv:2402.14740); TRL RLOOTrainer, ms-swift, verl, OpenRLHF, SkyRL, NeMo-RL, AReaL",
         caveat="G/(G−1) times the group's mean as centre: a larger step in the same direction",
         needs_others=True,
     ),
     Part(
-        name="length-weighted",
-        axis="centre",
-        compute=lambda generation: (
-            generation.per_group(generation.lengths_B * generation.rewards_B)
-            / generation.per_group(generation.lengths_B)
-        ),
+        "length-weighted", "centre",
+        lambda rows: rows.per_group(rows.lengths_B * rows.rewards_B) / rows.per_group(rows.lengths_B),
         formula="r_i − Σ_g L·r / Σ_g L",
         source="OPO (arXiv:2505.23585); verl opo",
         caveat="the row's own length stands in its baseline, which brings a length bias under constant weights",
     ),
     Part(
-        name="length-weighted-loo",
-        axis="centre",
-        compute=lambda generation: _others(generation, generation.lengths_B),
+        "length-weighted-loo", "centre", lambda rows: _others(rows, rows.lengths_B),
         formula="r_i − Σ_{j≠i} L·r / Σ_{j≠i} L",
         source="lossbench: the length-weighted baseline of the other rows",
         needs_others=True,
     ),
     Part(
-        name="center-batch",
-        axis="centre",
-        compute=lambda generation: np.full(
-            len(generation.rewards_B), generation.rewards_B.sum() / generation.scored_B.sum()
-        ),
+        "center-batch", "centre", lambda rows: rows.ones_B * rows.rewards_B[rows.scored_B].mean(),
         formula="r_i − mean of the generation",
         source="OpenRLHF, ms-swift (REINFORCE++)",
         caveat="groups without spread in their rewards teach too: prompts compete with each other",
         batch_wide=True,
     ),
     Part(
-        name="none",
-        axis="scale",
-        compute=lambda generation: np.ones(len(generation.rewards_B)),
-        formula="",
+        "none", "scale", lambda rows: rows.ones_B, formula="",
         source="Dr. GRPO (arXiv:2503.20783); TRL scale_rewards none",
     ),
     Part(
-        name="group",
-        axis="scale",
-        compute=_group_std,
-        formula="(unbiased std of the group + 1e-4)",
+        "group", "scale", lambda rows: _std(rows, rows.groups_B), formula="(unbiased std of the group + 1e-4)",
         source="GRPO (arXiv:2402.03300); TRL scale_rewards group (eps 1e-4; verl has 1e-6, oat 1e-8)",
         caveat="prompts that are nearly solved or nearly hopeless weigh more",
     ),
     Part(
-        name="batch",
-        axis="scale",
-        compute=_batch_std,
+        "batch", "scale", lambda rows: _std(rows, np.zeros_like(rows.groups_B)),
         formula="(unbiased std of the generation + 1e-4)",
         source="TRL scale_rewards batch",
+        batch_wide=True,
     ),
     Part(
-        name="mean-scaled",
-        axis="scale",
-        compute=_group_mean,
-        formula="mean of the group",
+        "mean-scaled", "scale", _group_mean, formula="mean of the group",
         source="MaxRL (arXiv:2602.02710); SkyRL, prime-rl",
         caveat="rewards are 0 or more; a group whose mean is 0 gets 0; hard prompts weigh more",
     ),
     Part(
-        name="whiten-rows",
-        axis="whitening",
-        compute=lambda generation: (generation.lengths_B > 0) * 1.0,
+        "whiten-rows", "whitening", lambda rows: (rows.lengths_B > 0) * 1.0,
         formula="(A − m) / √(s² + 1e-8), moments over the rows with tokens",
         source="REINFORCE++ (arXiv:2501.03262) as in ms-swift",
         caveat="groups without spread are moved too: their advantage is not 0",
         batch_wide=True,
     ),
     Part(
-        name="whiten-tokens",
-        axis="whitening",
-        compute=lambda generation: generation.lengths_B,
+        "whiten-tokens", "whitening", lambda rows: rows.lengths_B,
         formula="(A − m) / √(s² + 1e-8), moments over the tokens",
         source="REINFORCE++ (arXiv:2501.03262) as in verl masked_whiten, OpenRLHF, slime, AReaL, ROLL",
         caveat="groups without spread are moved too: their advantage is not 0; long rows decide the mean",
         batch_wide=True,
     ),
-):
-    PARTS.add(_entry)
+))  # fmt: skip
 
-_WHITENING_EPS = 1e-8
+
 TRL_SCALES = ("group", "batch", "none")
 """Advantages that TRL computes by itself, by its own names for `scale_rewards`."""
 
@@ -203,12 +161,17 @@ class Advantage:
     whitening: Part | None = None
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its two or three parts."""
+        return tuple(part for part in (self.centre, self.scale, self.whitening) if part)
+
+    @property
     def name(self) -> str:
         """The canonical spelling."""
-        plain = self.centre.name == "center-mean"
-        parts = [] if plain else [self.centre.name]
-        parts += [self.scale.name] if plain or self.scale.name != "none" else []
-        return "+".join(parts + ([self.whitening.name] if self.whitening else []))
+        centre, *rest = (part.name for part in self.parts)
+        if centre == "center-mean":
+            return "+".join(rest)
+        return "+".join([centre, *(name for name in rest if name != "none")])
 
     @property
     def formula(self) -> str:
@@ -216,11 +179,6 @@ class Advantage:
         scale = self.scale.formula
         text = f"({self.centre.formula}) / {scale}" if scale else self.centre.formula
         return f"A = {text}, then {self.whitening.formula}" if self.whitening else text
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its two or three parts."""
-        return (self.centre, self.scale, *([self.whitening] if self.whitening else []))
 
     @property
     def scale_rewards(self) -> str:
@@ -234,68 +192,45 @@ def parse_advantage(text: str) -> Advantage:
     for name in (item.strip() for item in text.split("+")):
         part = PARTS[name]
         if part.axis in found:
-            raise ValueError(
-                f"advantage '{text}' names two of one kind, '{found[part.axis].name}' and '{name}'; {_forms()}"
-            )
+            both = f"'{found[part.axis].name}' and '{name}'"
+            axes = "; ".join(f"{a}: {', '.join(p.name for p in PARTS.values() if p.axis == a)}" for a in get_args(Axis))
+            raise ValueError(f"advantage '{text}' names two of one kind, {both}; valid: one of each, {axes}")
         found[part.axis] = part
-    return Advantage(
-        found.get("centre", PARTS["center-mean"]), found.get("scale", PARTS["none"]), found.get("whitening")
-    )
-
-
-def _forms() -> str:
-    by_axis = {axis: ", ".join(p.name for p in PARTS.values() if p.axis == axis) for axis in ("centre", "scale")}
-    return (
-        f"valid: [centre+]scale[+whiten-rows or whiten-tokens] of centres {by_axis['centre']} and scales "
-        + (by_axis["scale"])
-    )
-
-
-def check_scale(name: str) -> str:
-    """TRL's scale as given. Raises ValueError for any other advantage, which has its own place in a mode's name."""
-    if name not in TRL_SCALES:
-        raise ValueError(unknown("scale_rewards", name, TRL_SCALES))
-    return name
+    return Advantage(**{"centre": PARTS["center-mean"], "scale": PARTS["none"], **found})
 
 
 def advantages(
-    rewards_B: ArrayLike,
-    group_ids_B: ArrayLike,
-    advantage: str | Advantage = "group",
-    lengths_B: ArrayLike | None = None,
-    eps: float = 1e-4,
-) -> Array:
+    rewards_B: ArrayLike, group_ids_B: ArrayLike, advantage: str | Advantage = "group",
+    lengths_B: ArrayLike | None = None, eps: float = 1e-4,
+) -> Array:  # fmt: skip
     """The advantages (B,) of one generation's rows, float64.
 
     `group_ids_B` (B,) names each row's prompt, in any order; `lengths_B` (B,) counts its live tokens (default: one
-    each). A NaN reward is missing: left out of all moments, advantage 0. Rewards that differ by rounding alone are
-    equal. Source: TRL 1.16 for the scales (eps 1e-4); the parts name theirs. Raises ValueError for an unknown
+    each). A NaN reward is missing: left out of all moments, advantage 0; so is the advantage where a baseline is not
+    defined. Rewards that differ by rounding alone are equal. `eps` is TRL's. Raises ValueError for an unknown
     advantage, a negative eps, rewards that a part does not take and shapes that disagree.
     """
     chosen = parse_advantage(advantage) if isinstance(advantage, str) else advantage
-    rewards_B, group_ids_B = np.asarray(rewards_B, float), np.asarray(group_ids_B)
-    lengths_B = np.ones(len(rewards_B)) if lengths_B is None else np.asarray(lengths_B, float)
-    if rewards_B.ndim != 1 or group_ids_B.shape != rewards_B.shape or lengths_B.shape != rewards_B.shape:
-        shapes = f"rewards_B has shape {rewards_B.shape}, group_ids_B {group_ids_B.shape}, lengths_B {lengths_B.shape}"
+    rewards_B, groups_B = np.asarray(rewards_B, float), np.asarray(group_ids_B)
+    lengths_B = np.ones_like(rewards_B) if lengths_B is None else np.asarray(lengths_B, float)
+    if rewards_B.ndim != 1 or not groups_B.shape == rewards_B.shape == lengths_B.shape:
+        shapes = f"rewards_B has shape {rewards_B.shape}, group_ids_B {groups_B.shape}, lengths_B {lengths_B.shape}"
         raise ValueError(f"{shapes}; valid: all (B,)")
     if not eps >= 0:
         raise ValueError(f"eps is {eps}; valid: 0 or more")
     scored_B = ~np.isnan(rewards_B)
     if not scored_B.any():
         return np.zeros(len(rewards_B))
-    generation = Generation(np.where(scored_B, rewards_B, 0.0), group_ids_B, lengths_B * scored_B, scored_B, eps)
+    rows = Generation(np.where(scored_B, rewards_B, 0.0), groups_B, lengths_B * scored_B, scored_B, eps)
     with np.errstate(invalid="ignore", divide="ignore"):
-        centred_B = generation.rewards_B - chosen.centre.compute(generation)
-        rounding = 1e-12 * np.abs(generation.rewards_B).max()
+        centred_B = rows.rewards_B - chosen.centre.compute(rows)
+        rounding = 1e-12 * np.abs(rows.rewards_B).max()
         known_B = scored_B & np.isfinite(centred_B) & (np.abs(centred_B) > rounding)
-        found_B = np.where(known_B, centred_B, 0.0) / chosen.scale.compute(generation)
-    found_B = np.where(scored_B, found_B, 0.0)
-    if chosen.whitening is None:
-        return found_B
-    weights_B = chosen.whitening.compute(generation) * scored_B
-    total = weights_B.sum()
-    if total <= 1:
-        return np.zeros(len(rewards_B))
-    shifted_B = found_B - (weights_B * found_B).sum() / total
-    variance = (weights_B * shifted_B**2).sum() / (total - 1)
-    return np.where(scored_B, shifted_B / np.sqrt(variance + _WHITENING_EPS), 0.0)
+        found_B = np.where(known_B, centred_B, 0.0) / chosen.scale.compute(rows)
+    if chosen.whitening is not None:
+        weights_B = chosen.whitening.compute(rows) * scored_B
+        if weights_B.sum() <= 1:
+            return np.zeros(len(rewards_B))
+        found_B = found_B - np.average(found_B, weights=weights_B)
+        found_B = found_B / np.sqrt((weights_B * found_B**2).sum() / (weights_B.sum() - 1) + 1e-8)
+    return np.where(scored_B, found_B, 0.0)

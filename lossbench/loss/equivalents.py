@@ -31,8 +31,8 @@ class Framework:
     """One framework as tables by part; what is missing from `losses` or `advantages` is not available.
 
     `losses` names each loss by surrogate and aggregation, its setting first. `settings` by surrogate is the text to
-    paste, in which {loss}, {level}, {aggregation} and {advantage} are filled in. `nearest` says what to take instead;
-    `conditions`, one a line, what holds for modes that have a part, "" for all.
+    paste, in which {loss}, {level}, {agg_mode}, {aggregation} and {advantage} are filled in. `nearest` says what to
+    take instead; `conditions`, one a line, what holds for modes that have a part, "" for all.
     """
 
     name: str
@@ -51,11 +51,9 @@ class Framework:
             lacking = [f"no {mode.loss_type}@{agg_mode}"] * (name is None)
             lacking += [f"no advantage {mode.advantage}"] * (advantage is None)
             return Equivalent(self.name, None, (), (f"{' and '.join(lacking)}; nearest: {self.nearest}",))
+        level, more = "sequence" if mode.surrogate.sequence_level else "token", self.aggregations.get(agg_mode, "")
         text = self.settings[mode.loss_type].format(
-            loss=name.split()[0],
-            level="sequence" if mode.surrogate.sequence_level else "token",
-            aggregation=self.aggregations.get(agg_mode, ""),
-            advantage=advantage,
+            loss=name.split()[0], level=level, agg_mode=agg_mode, aggregation=more, advantage=advantage
         )
         settings = tuple(line.rstrip() for line in text.split("\n") if line.strip()) or ("# the default",)
         parts = "", mode.loss_type, agg_mode, mode.advantage
@@ -109,12 +107,13 @@ _TRL = Framework(
 # surrogate -> loss_mode; those in _VERL_FORCED ignore loss_agg_mode
 _VERL_MODES = {"grpo": "vanilla", "cispo": "cispo", "sapo": "sapo", "gspo": "gspo", "gmpo": "geo_mean"}
 _VERL_FORCED = ("sapo", "gspo", "gmpo")
+_ACTOR, _STD = "\nactor_rollout_ref.actor", "algorithm.norm_adv_by_std_in_grpo"
 _VERL_AGG = "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
 
 
 def _verl(surrogate: str, *constants: str) -> str:
-    actor = f"policy_loss.loss_mode={_VERL_MODES[surrogate]}", "{aggregation}", *constants, "use_kl_loss=False"
-    return "\nactor_rollout_ref.actor.".join(["{advantage}", *actor])
+    actor = f"policy_loss.loss_mode={_VERL_MODES[surrogate]}", "loss_agg_mode={agg_mode}{aggregation}", *constants
+    return f"{_ACTOR}.".join(["algorithm.adv_estimator={advantage}", *actor, "use_kl_loss=False"])
 
 
 _VERL = Framework(
@@ -131,17 +130,10 @@ _VERL = Framework(
         "gspo": _verl("gspo", "clip_ratio_low=0.2", "clip_ratio_high=0.2"),
         "gmpo": _verl("gmpo", "clip_ratio=0.4", "clip_ratio_low=0.4", "clip_ratio_high=0.4"),
     },
-    aggregations={
-        **{agg_mode: f"loss_agg_mode={agg_mode}" for agg_mode in _VERL_AGG},
-        "seq-mean-token-sum-norm": "loss_agg_mode=seq-mean-token-sum-norm\nactor_rollout_ref.actor.loss_scale_factor=H",
-    },
+    aggregations={"seq-mean-token-sum-norm": f"{_ACTOR}.loss_scale_factor=H"},
     advantages={
-        "group": "algorithm.adv_estimator=grpo\nalgorithm.norm_adv_by_std_in_grpo=True",
-        "none": "algorithm.adv_estimator=grpo\nalgorithm.norm_adv_by_std_in_grpo=False",
-        "loo": "algorithm.adv_estimator=rloo",
-        "length-weighted": "algorithm.adv_estimator=opo",
-        "none+whiten-tokens": "algorithm.adv_estimator=reinforce_plus_plus_baseline",
-        "center-batch+whiten-tokens": "algorithm.adv_estimator=reinforce_plus_plus",
+        "group": f"grpo\n{_STD}=True", "none": f"grpo\n{_STD}=False", "loo": "rloo", "length-weighted": "opo",
+        "none+whiten-tokens": "reinforce_plus_plus_baseline", "center-batch+whiten-tokens": "reinforce_plus_plus",
     },
     nearest="loss_mode vanilla or cispo with another loss_agg_mode, and adv_estimator grpo, rloo or opo; sapo, gspo and"
     " geo_mean always take seq-mean-token-mean",
@@ -158,16 +150,14 @@ _VERL = Framework(
         "seq-mean-token-mean": "it adds 1e-8 to token counts",
         "group": "its eps beside the deviation is 1e-6, here 1e-4",
     },
-)
+)  # fmt: skip
 
 _SWIFT_TEXT = "--loss_type {loss} --importance_sampling_level {level} {advantage} --beta 0"
 _SWIFT = Framework(
     name="ms-swift 4.6",
     losses={
-        "grpo": {agg_mode: name for agg_mode, name in _CLIP.items() if name != "luspo"},
-        "gspo": {agg_mode: name for agg_mode, name in _SEQUENCE.items() if _CLIP[agg_mode] != "luspo"},
-        "cispo": {"token-mean": "cispo"},
-        "sapo": {"seq-mean-token-mean": "sapo"},
+        surrogate: {agg_mode: name for agg_mode, name in _TRL.losses[surrogate].items() if "luspo" not in name}
+        for surrogate in ("grpo", "gspo", "cispo", "sapo")
     },
     settings={
         **dict.fromkeys(("grpo", "gspo"), f"{_SWIFT_TEXT} --epsilon 0.2 --epsilon_high 0.2 {{aggregation}}"),
@@ -175,10 +165,8 @@ _SWIFT = Framework(
         "sapo": f"{_SWIFT_TEXT} --tau_pos 1.0 --tau_neg 1.05",
     },
     aggregations={"seq-mean-token-sum-norm": "--max_completion_length H"},
-    advantages={
-        **{scale: f"--scale_rewards {scale}" for scale in TRL_SCALES},
-        "loo": "--scale_rewards none --advantage_estimator rloo",
-    },
+    advantages={scale: f"--scale_rewards {scale}" for scale in TRL_SCALES}
+    | {"loo": "--scale_rewards none --advantage_estimator rloo"},
     nearest="a loss_type of ms-swift with --scale_rewards group, batch or none",
     conditions={
         "": "--beta is 0.04 unless set",
@@ -189,63 +177,48 @@ _SWIFT = Framework(
 _OPENRLHF = Framework(
     name="OpenRLHF 0.11.2",
     losses={"grpo": {agg_mode: agg_mode for agg_mode in ("token-mean", "seq-mean-token-mean")}},
-    settings={
-        "grpo": "--actor.policy_loss_type ppo --actor.eps_clip 0.2\n--actor.loss_agg_mode {loss}\n"
-        "--algo.advantage.estimator {advantage}"
-    },
+    settings={"grpo": "--actor.policy_loss_type ppo --actor.eps_clip 0.2\n--actor.loss_agg_mode {agg_mode}\n"
+                      "--algo.advantage.estimator {advantage}"},
     advantages={"group": "group_norm", "none": "dr_grpo"},
     nearest="token-mean with estimator dr_grpo, which takes the std away and adds no constant divisor",
-    conditions={
-        "": "estimator dr_grpo is the advantage alone\nempty rows are left out of the sequence count",
-    },
+    conditions={"": "estimator dr_grpo is the advantage alone\nempty rows are left out of the sequence count"},
+)  # fmt: skip
+_SKYRL_TEXT = (
+    "trainer.algorithm.policy_loss_type=%s\ntrainer.algorithm.loss_reduction={loss}{aggregation}\n"
+    "trainer.algorithm.advantage_estimator=grpo\ntrainer.algorithm.grpo_norm_by_std={advantage}"
 )
 _SKYRL_AGG = {
     "token-mean": "token_mean", "micro-token-mean": "token_mean_legacy", "seq-mean-token-mean": "sequence_mean",
     "seq-mean-token-sum-norm": "seq_mean_token_sum_norm", "prompt-mean": "prompt_mean",
 }  # fmt: skip
-
-
-def _skyrl(loss_type: str) -> str:
-    lines = f"policy_loss_type={loss_type}", "loss_reduction={loss}{aggregation}", "advantage_estimator=grpo"
-    return "\n".join(f"trainer.algorithm.{line}" for line in (*lines, "grpo_norm_by_std={advantage}"))
-
-
 _SKYRL = Framework(
     name="SkyRL 0.3",
-    losses=dict.fromkeys(("grpo", "gspo"), _SKYRL_AGG),
-    settings={"grpo": _skyrl("regular"), "gspo": _skyrl("gspo")},
+    losses={"grpo": _SKYRL_AGG, "gspo": _SKYRL_AGG},
+    settings={"grpo": _SKYRL_TEXT % "regular", "gspo": _SKYRL_TEXT % "gspo"},
     aggregations={"seq-mean-token-sum-norm": "\ntrainer.algorithm.max_seq_len=H"},
     advantages={"group": "true", "none": "false"},
     nearest="loss_reduction token_mean, sequence_mean, seq_mean_token_sum_norm or prompt_mean with estimator grpo",
     conditions={"": "KL and entropy terms are not reduced by loss_reduction: they keep a mean per sequence"},
 )
 _PRIME = Framework(
-    name="prime-rl",
-    losses={"dppo": {"token-mean": "default"}},
-    settings={"dppo": ""},
-    advantages={"none": ""},
+    name="prime-rl", losses={"dppo": {"token-mean": "default"}}, settings={"dppo": ""}, advantages={"none": ""},
     nearest="dppo@token-mean/none, which is its one loss",
-    conditions={
-        "": "its default loss adds 1e-3·(log r)² to the masked policy term\nanother loss is given as an import path",
-    },
-)
+    conditions={"": "its default loss adds 1e-3·(log r)² to the masked policy term\n"
+                    "another loss is given as an import path"},
+)  # fmt: skip
 _SLIME_AGG = {"seq-mean-token-mean": "default", "token-mean": "per-token loss"}
 _SLIME = Framework(
     name="slime",
-    losses=dict.fromkeys(("grpo", "gspo"), _SLIME_AGG),
-    settings={
-        "grpo": "--eps-clip 0.2 --eps-clip-high 0.2\n{aggregation}\n{advantage}",
-        "gspo": "--advantage-estimator gspo\n{aggregation}\n{advantage}",
-    },
+    losses={"grpo": _SLIME_AGG, "gspo": _SLIME_AGG},
+    settings={"grpo": "--eps-clip 0.2 --eps-clip-high 0.2\n{aggregation}\n{advantage}",
+              "gspo": "--advantage-estimator gspo\n{aggregation}\n{advantage}"},
     aggregations={"token-mean": "--calculate-per-token-loss"},
     advantages={"group": "", "none": "--disable-grpo-std-normalization"},
     nearest="the default (seq-mean-token-mean), or a reducer by --custom-pg-loss-reducer-function-path",
-    conditions={
-        "": "the mean of a row that was sampled in several parts is over all its parts\n"
-        "with --calculate-per-token-loss an empty row counts as one token\n"
-        "its eps beside the deviation is 1e-6, here 1e-4",
-    },
-)
+    conditions={"": "the mean of a row that was sampled in several parts is over all its parts\n"
+                    "with --calculate-per-token-loss an empty row counts as one token\n"
+                    "its eps beside the deviation is 1e-6, here 1e-4"},
+)  # fmt: skip
 _ALL = (_TRL, _VERL, _SWIFT, _OPENRLHF, _SKYRL, _PRIME, _SLIME)
 FRAMEWORKS = tuple(framework.name for framework in _ALL)
 
@@ -272,12 +245,8 @@ def short_names(mode: Mode) -> str:
 
 def loss_of_trl(loss_type: str, level: str = "token") -> tuple[str, str] | None:
     """Surrogate and aggregation of a `loss_type` of TRL and ms-swift at a level of the ratio; None if unknown."""
-    found = [
-        (surrogate, agg_mode)
-        for surrogate, names in _TRL.losses.items()
-        for agg_mode, name in names.items()
-        if name.split()[0] == loss_type
-    ]
+    all_losses = _TRL.losses.items()
+    found = [(loss, agg) for loss, names in all_losses for agg, name in names.items() if name.split()[0] == loss_type]
     # the clip's loss types stand in the table twice, at token and then at sequence level
     return found[0 if level == "token" else -1] if found else None
 

@@ -5,8 +5,8 @@ import unicodedata
 from pydantic import BaseModel, ConfigDict
 
 from lossbench.errors import unknown
-from lossbench.loss.advantages import PARTS, check_scale, parse_advantage
-from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, parse_aggregation
+from lossbench.loss.advantages import PARTS, TRL_SCALES, parse_advantage
+from lossbench.loss.aggregations import AGGREGATIONS, BoundAggregation, format_number, parse_aggregation
 from lossbench.loss.surrogates import SURROGATES, Surrogate
 
 # preset -> (loss_type, agg_mode, advantage): the names of TRL and ms-swift, dr_grpo meaning the whole of Dr. GRPO
@@ -22,7 +22,10 @@ PRESETS: dict[str, tuple[str, str, str]] = {
     "vespo": ("vespo", "token-mean", "group"),
 }
 _PRESET_OF = {triple: name for name, triple in PRESETS.items()}
-_FORMS = "a preset, loss_type@agg_mode or loss_type@agg_mode/advantage"
+CLIP = "grpo"  # the surrogate under which aggregations and advantages are shown
+DR_GRPO = "dr_grpo"
+COMPARED = ("grpo", "dapo", DR_GRPO)  # presets whose push on a run's rows is shown beside that of its own mode
+BASELINE = "seq-mean-token-sum"  # the aggregation of constant row weights, with which drifts of length are compared
 
 
 class Mode(BaseModel):
@@ -70,14 +73,11 @@ class Mode(BaseModel):
 def make_mode(loss_type: str, agg_mode: str, advantage: str = "group") -> Mode:
     """The mode of a triple, under its stored name. Raises ValueError naming the unknown part and what is valid."""
     if loss_type in PRESETS and loss_type not in SURROGATES:
-        surrogate, aggregation, scale = PRESETS[loss_type]
-        raise ValueError(
-            f"loss_type '{loss_type}' is a preset, not a surrogate: write '{surrogate}@{aggregation}/{scale}';"
-            f" valid: {', '.join(SURROGATES)}"
-        )
-    loss_type = SURROGATES[loss_type].name
+        write = "write '{}@{}/{}'".format(*PRESETS[loss_type])
+        valid = ", ".join(SURROGATES)
+        raise ValueError(f"loss_type '{loss_type}' is a preset, not a surrogate: {write}; valid: {valid}")
+    loss_type, agg_mode = SURROGATES[loss_type].name, parse_aggregation(agg_mode).name
     chosen = parse_advantage(advantage)
-    agg_mode = parse_aggregation(agg_mode).name
     name = _PRESET_OF.get((loss_type, agg_mode, chosen.name), f"{loss_type}@{agg_mode}/{chosen.name}")
     return Mode(name=name, loss_type=loss_type, agg_mode=agg_mode, scale_rewards=chosen.scale_rewards)
 
@@ -94,28 +94,40 @@ def parse_mode(text: str) -> Mode:
             return make_mode(*PRESETS[text])
         if text in SURROGATES:
             raise ValueError(f"mode '{text}' has no preset: write '{text}@seq-mean-token-mean'")
-        if text in AGGREGATIONS or text.partition(":")[0] in AGGREGATIONS:
+        if text.partition(":")[0] in AGGREGATIONS:
             raise ValueError(f"mode '{text}' is an agg_mode alone: write 'grpo@{text}'")
         raise ValueError(f"{unknown('mode', text, PRESETS)}, or loss_type@agg_mode[/advantage]")
     agg_mode, slash, advantage = rest.partition("/")
     if not loss_type or not agg_mode or (slash and not advantage):
-        raise ValueError(f"mode '{text}' is incomplete; valid: {_FORMS}")
+        raise ValueError(f"mode '{text}' is incomplete; valid: a preset, loss_type@agg_mode[/advantage]")
     return make_mode(loss_type.strip(), agg_mode.strip(), advantage.strip() if slash else "group")
+
+
+def baseline_of(advantage: str, loss_type: str = CLIP) -> Mode:
+    """The mode of constant row weights under an advantage and a surrogate."""
+    return make_mode(loss_type, BASELINE, advantage)
+
+
+def dose_mode(alpha: float, advantage: str = "none") -> Mode:
+    """The mode whose row weights go as L^(alpha - 1): from GRPO's (0) over constant ones (1) to L (2)."""
+    return make_mode(CLIP, f"length-power:{format_number(alpha)}", advantage)
+
+
+def is_half_dr_grpo(agg_mode: str, scale_rewards: str) -> bool:
+    """Whether a mode has Dr. GRPO's constant divisor, but keeps the std in the advantage, as TRL's loss_type alone."""
+    return agg_mode == PRESETS[DR_GRPO][1] and scale_rewards != PRESETS[DR_GRPO][2]
 
 
 def catalogue() -> list[Mode]:
     """The presets, and one mode for every surrogate, aggregation and advantage that no preset has."""
     found = [parse_mode(name) for name in PRESETS]
-    for name in SURROGATES:
-        if name not in {mode.loss_type for mode in found}:
-            found.append(make_mode(name, found[0].agg_mode))
-    for name, entry in AGGREGATIONS.items():
-        if name not in {mode.aggregation.entry.name for mode in found if mode.loss_type == found[0].loss_type}:
-            found.append(make_mode(found[0].loss_type, f"{name}:0.5" if entry.takes_alpha else name))
-    for name in PARTS:
-        if name not in {part.name for mode in found for part in parse_advantage(mode.advantage).parts}:
-            found.append(make_mode(found[0].loss_type, found[0].agg_mode, name))
-    return found
+    agg_mode = found[0].agg_mode
+    found += [make_mode(name, agg_mode) for name in SURROGATES if name not in {mode.loss_type for mode in found}]
+    weighted = {mode.aggregation.entry.name for mode in found if mode.loss_type == CLIP}
+    others = [entry for entry in AGGREGATIONS.values() if entry.name not in weighted]
+    found += [make_mode(CLIP, f"{entry.name}:0.5" if entry.takes_alpha else entry.name) for entry in others]
+    had = {part.name for mode in found for part in parse_advantage(mode.advantage).parts}
+    return found + [make_mode(CLIP, agg_mode, name) for name in PARTS if name not in had]
 
 
 def parse_modes(text: str) -> list[Mode]:
@@ -123,58 +135,43 @@ def parse_modes(text: str) -> list[Mode]:
     items = [item.strip() for item in text.split(",")]
     if not all(items):
         raise ValueError(f"modes '{text}' holds an empty item; valid: a comma list such as 'grpo,dr_grpo'")
-    return without_duplicates([parse_mode(item) for item in items], items)
+    return _without_duplicates([parse_mode(item) for item in items], items)
 
 
-def without_duplicates(modes: list[Mode], spellings: list[str]) -> list[Mode]:
-    """The modes as given. Raises ValueError naming two spellings of one triple."""
-    seen: dict[str, str] = {}
-    for mode, spelling in zip(modes, spellings, strict=True):
-        if mode.name in seen:
-            raise ValueError(
-                f"modes '{seen[mode.name]}' and '{spelling}' are the same mode {mode.triple}; name it once"
-            )
-        seen[mode.name] = spelling
+def _without_duplicates(modes: list[Mode], spellings: list[str]) -> list[Mode]:
+    for i, mode in enumerate(modes):
+        if (first := modes.index(mode)) < i:
+            both = f"'{spellings[first]}' and '{spellings[i]}'"
+            raise ValueError(f"modes {both} are the same mode {mode.triple}; name it once")
     return modes
 
 
 def grid_modes(
-    loss_types: list[str] | None,
-    agg_modes: list[str] | None = None,
-    scale_rewards: list[str] | None = None,
+    loss_types: list[str] | None, agg_modes: list[str] | None = None, scale_rewards: list[str] | None = None,
     advantages: list[str] | None = None,
-) -> list[Mode]:
+) -> list[Mode]:  # fmt: skip
     """The product of the axes, in the order given, loss type slowest.
 
     Without `agg_modes` the loss types are presets, whose own advantage is replaced where one is given. With `agg_modes`
-    they are surrogates (default: grpo) and the advantage defaults to "group". `scale_rewards` takes TRL's names alone.
-    Raises ValueError for unknown names, a preset where a surrogate is wanted, an empty axis, duplicates, and where both
-    `scale_rewards` and `advantages` are given.
+    they are surrogates (default: grpo) and the advantage defaults to "group". `scale_rewards` are advantages by TRL's
+    names. Raises ValueError for what gives no grid, unknown names and duplicates.
     """
     axes = {"loss_types": loss_types, "agg_modes": agg_modes, "scale_rewards": scale_rewards, "advantages": advantages}
-    for name, axis in axes.items():
-        if axis is not None and not axis:
-            raise ValueError(f"{name} is empty; valid: at least one name")
+    if empty := [name for name, axis in axes.items() if axis == []]:
+        raise ValueError(f"{empty[0]} is empty; valid: at least one name")
     if scale_rewards and advantages:
         raise ValueError("scale_rewards and advantages name one axis: give one or the other")
-    advantages = advantages or (scale_rewards and [check_scale(name) for name in scale_rewards])
-    if agg_modes is None:
-        if loss_types is None:
-            raise ValueError(f"neither loss_types nor agg_modes is given; valid loss_types: {', '.join(PRESETS)}")
-        presets = [parse_mode(name) for name in loss_types]
-        modes = [
-            make_mode(mode.loss_type, mode.agg_mode, advantage)
-            for mode in presets
-            for advantage in (advantages or [mode.advantage])
-        ]
+    if not_trl := [name for name in scale_rewards or () if name not in TRL_SCALES]:
+        raise ValueError(unknown("scale_rewards", not_trl[0], TRL_SCALES))
+    if agg_modes is not None:
+        bases = [make_mode(loss_type, agg_mode) for loss_type in loss_types or [CLIP] for agg_mode in agg_modes]
+    elif loss_types is not None:
+        bases = [parse_mode(name) for name in loss_types]
     else:
-        modes = [
-            make_mode(loss_type, agg_mode, advantage)
-            for loss_type in (loss_types or ["grpo"])
-            for agg_mode in agg_modes
-            for advantage in (advantages or ["group"])
-        ]
-    return without_duplicates(modes, [mode.triple for mode in modes])
+        raise ValueError(f"neither loss_types nor agg_modes is given; valid loss_types: {', '.join(PRESETS)}")
+    names = advantages or scale_rewards
+    modes = [make_mode(base.loss_type, base.agg_mode, name) for base in bases for name in names or [base.advantage]]
+    return _without_duplicates(modes, [mode.triple for mode in modes])
 
 
 def folder_name(mode_name: str) -> str:

@@ -6,28 +6,26 @@ ratio holds over all of them: a single window would make token-mean look proport
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import BaseModel
 
 from lossbench.loss.advantages import advantages
 from lossbench.loss.lazy import Tensor, torch
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import Mode
+from lossbench.loss.token_loss import weighted_loss
 from lossbench.loss.window import window_weights
 
-Kind = Literal["same", "constant"]
 _WINDOWS, _WIDTH, _SEED, _TOLERANCE = 6, 12, 20250321, 1e-9
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of a grid's runs. `micro_batches` counts all accumulation steps on all ranks of one optimizer step;
-    `windows_per_generation` the optimizer steps that one generation feeds; `horizon` is in tokens.
-
-    `on_policy` means that every ratio is 1: one optimizer step per generation, one pass over it.
-    """
+    """Settings of a grid's runs. `micro_batches` counts all accumulation steps on all ranks of one optimizer step,
+    `windows_per_generation` the optimizer steps that one generation feeds; `horizon` is in tokens. `on_policy` means
+    that every ratio is 1: one optimizer step per generation, one pass over it."""
 
     on_policy: bool = True
     rows_per_micro_batch: int = 4
@@ -45,7 +43,7 @@ class Equality:
 
     first: str
     second: str
-    kind: Kind
+    kind: Literal["same", "constant"]
     ratio: float
     separated_by: str
 
@@ -54,109 +52,77 @@ class Equality:
         """One line for people: what holds and what would tell the two apart."""
         if self.kind == "same":
             return f"{self.first} and {self.second} are the same experiment here; separated by {self.separated_by}"
-        return (
-            f"{self.second} is {self.ratio:g} times {self.first} here: one direction, told apart only by"
-            " gradient clipping, the optimizer's eps and weight decay"
-        )
+        only = "gradient clipping, the optimizer's eps and weight decay"
+        return f"{self.second} is {self.ratio:g} times {self.first} here: one direction, told apart only by {only}"
 
 
-@dataclass(frozen=True)
-class _Window:
-    mask_BT: Tensor
-    logp_BT: Tensor
-    noise_BT: Tensor
-    rewards_N: Tensor
-    groups_N: Tensor
-    lengths_N: Tensor
-    picked_B: Tensor
+def _sample_window(setup: Setup, index: int) -> Callable[[Mode], Tensor]:
+    """One window of a fresh generation of N rows, as the function from a mode to the gradient of its loss (cells).
 
-
-def _sample_window(setup: Setup, index: int) -> _Window:
-    """One window of a fresh generation; the reward spread grows with the index, lengths are uniform."""
+    The reward spread grows with the index; lengths are uniform.
+    """
     generator = torch.Generator().manual_seed(_SEED + index)
     rows = setup.rows_per_micro_batch * setup.micro_batches
-    groups = math.ceil(rows * setup.windows_per_generation / setup.num_generations)
-    generated = groups * setup.num_generations
+    generated = math.ceil(rows * setup.windows_per_generation / setup.num_generations) * setup.num_generations
     lengths_B = torch.randint(1, _WIDTH + 1, (rows,), generator=generator)
-    correct_N = (torch.rand(generated, generator=generator) < 0.5).double()
-    graded_N = torch.randn(generated, generator=generator, dtype=torch.float64) * index
-    logp_BT = -torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1
+    rewards_N = (torch.rand(generated, generator=generator) < 0.5).double()
+    rewards_N += torch.randn(generated, generator=generator, dtype=torch.float64) * index
+    rewards_N -= rewards_N.min()
+    sampled_BT = -torch.rand(rows, _WIDTH, generator=generator, dtype=torch.float64) - 0.1
     noise_BT = torch.randn(rows, _WIDTH, generator=generator, dtype=torch.float64) * 0.4
     picked_B = torch.randperm(generated, generator=generator)[:rows]
     lengths_N = torch.randint(1, _WIDTH + 1, (generated,), generator=generator)
     lengths_N[picked_B] = lengths_B
-    return _Window(
-        mask_BT=torch.arange(_WIDTH) < lengths_B[:, None],
-        logp_BT=logp_BT,
-        noise_BT=noise_BT,
-        rewards_N=correct_N + graded_N - (correct_N + graded_N).min(),
-        groups_N=torch.arange(generated) // setup.num_generations,
-        lengths_N=lengths_N,
-        picked_B=picked_B,
-    )
+    mask_BT, groups_N = torch.arange(_WIDTH) < lengths_B[:, None], torch.arange(generated) // setup.num_generations
 
+    def gradient(mode: Mode) -> Tensor:
+        logp_BT = sampled_BT.clone().requires_grad_()
+        old_BT = sampled_BT if setup.on_policy else sampled_BT - noise_BT
+        adv_B = advantages(rewards_N, groups_N, mode.advantage, lengths_N)[picked_B.numpy()]
+        loss_BT = mode.surrogate.fn(logp_BT, old_BT, torch.from_numpy(adv_B), mask_BT, setup.params)
+        weights_B = window_weights(
+            mode.aggregation, lengths_B, groups_N[picked_B], horizon=setup.horizon, advantages_N=adv_B,
+            micro_ids_N=torch.arange(rows) // setup.rows_per_micro_batch, match_scale=setup.match_scale,
+        )  # fmt: skip
+        return torch.autograd.grad(weighted_loss(loss_BT, mask_BT, weights_B), logp_BT)[0].flatten()
 
-def _gradient(mode: Mode, setup: Setup, window: _Window) -> Tensor:
-    """Gradient of the window's loss with respect to the log-probabilities, flattened."""
-    logp_BT = window.logp_BT.clone().requires_grad_()
-    old_BT = window.logp_BT if setup.on_policy else window.logp_BT - window.noise_BT
-    adv_B = advantages(window.rewards_N, window.groups_N, mode.advantage, window.lengths_N)[window.picked_B.numpy()]
-    loss_BT = mode.surrogate.fn(logp_BT, old_BT, torch.from_numpy(adv_B), window.mask_BT, setup.params)
-    weights_B = window_weights(
-        mode.aggregation,
-        window.mask_BT.sum(-1),
-        window.groups_N[window.picked_B],
-        horizon=setup.horizon,
-        micro_ids_N=torch.arange(len(logp_BT)) // setup.rows_per_micro_batch,
-        advantages_N=adv_B,
-        match_scale=setup.match_scale,
-    )
-    weighted_loss(loss_BT, window.mask_BT, weights_B).backward()
-    assert logp_BT.grad is not None
-    return logp_BT.grad.flatten()
+    return gradient
 
 
 def _gradients(modes: list[Mode], setup: Setup) -> list[Tensor]:
     """Each mode's gradients on all sample windows, (windows, cells)."""
     windows = [_sample_window(setup, index) for index in range(_WINDOWS)]
-    return [torch.stack([_gradient(mode, setup, window) for window in windows]) for mode in modes]
+    return [torch.stack([gradient(mode) for gradient in windows]) for mode in modes]
 
 
 def _ratio(first: Tensor, second: Tensor) -> float | None:
     """The one number r with second = r * first over all windows, or None."""
-    size = first.norm()
-    if size == 0:
+    if first.norm() == 0:
         return 1.0 if second.norm() == 0 else None
-    ratio = float((first * second).sum() / size**2)
+    ratio = float((first * second).sum() / first.norm() ** 2)
     return ratio if (second - ratio * first).norm() <= _TOLERANCE * second.norm() and ratio != 0 else None
 
 
-def _is_same(ratio: float | None) -> bool:
+def _is_same(ratio: float | None) -> TypeGuard[float]:
     return ratio is not None and math.isclose(ratio, 1.0, rel_tol=_TOLERANCE)
 
 
 def _separated_by(first: Mode, second: Mode, setup: Setup) -> str:
     """The first change of the setup that makes the two differ, tried out."""
-    rows = setup.rows_per_micro_batch * setup.micro_batches
-    changes = (
-        (
-            "several optimizer steps per generation (steps_per_generation > gradient_accumulation_steps, or"
-            " num_iterations > 1)",
-            replace(setup, on_policy=False),
-        ),
-        ("more than one prompt per optimizer step", replace(setup, num_generations=max(2, rows // 3))),
-        ("more than one micro-batch per optimizer step", replace(setup, micro_batches=max(3, setup.micro_batches))),
-        ("more than one row per micro-batch", replace(setup, rows_per_micro_batch=max(3, setup.rows_per_micro_batch))),
-        ("match_scale = false", replace(setup, match_scale=False)),
-        ("the surrogate's default constants", replace(setup, params=None)),
-        (
-            "both several optimizer steps per generation and more than one micro-batch of several rows",
-            replace(setup, on_policy=False, micro_batches=3, rows_per_micro_batch=3),
-        ),
-    )
-    for words, changed in changes:
-        gradients = _gradients([first, second], changed)
-        if not _is_same(_ratio(*gradients)):
+    rows, batches = setup.rows_per_micro_batch, setup.micro_batches
+    changes: dict[str, dict[str, Any]] = {
+        "several optimizer steps per generation (steps_per_generation > gradient_accumulation_steps, or num_iterations"
+        " > 1)": {"on_policy": False},
+        "more than one prompt per optimizer step": {"num_generations": max(2, rows * batches // 3)},
+        "more than one micro-batch per optimizer step": {"micro_batches": max(3, batches)},
+        "more than one row per micro-batch": {"rows_per_micro_batch": max(3, rows)},
+        "match_scale = false": {"match_scale": False},
+        "the surrogate's default constants": {"params": None},
+        "both several optimizer steps per generation and more than one micro-batch of several rows":
+            {"on_policy": False, "micro_batches": 3, "rows_per_micro_batch": 3},
+    }  # fmt: skip
+    for words, change in changes.items():
+        if not _is_same(_ratio(*_gradients([first, second], replace(setup, **change)))):
             return words
     return "no setting: they are one loss under two names"
 
@@ -167,24 +133,16 @@ def equalities(modes: list[Mode], setup: Setup | None = None) -> list[Equality]:
     Each mode is compared with the first of its kind, so n modes that all coincide give n - 1 entries.
     """
     setup = setup or Setup()
-    gradients = _gradients(modes, setup)
     found: list[Equality] = []
-    leaders: list[int] = []
-    for second, mode in enumerate(modes):
-        for first in leaders:
-            ratio = _ratio(gradients[first], gradients[second])
+    leaders: list[tuple[Mode, Tensor]] = []
+    for mode, gradient in zip(modes, _gradients(modes, setup), strict=True):
+        for first, its_gradient in leaders:
+            ratio = _ratio(its_gradient, gradient)
+            if _is_same(ratio):
+                found.append(Equality(first.name, mode.name, "same", ratio, _separated_by(first, mode, setup)))
+                break
             if ratio is not None:
-                kind: Kind = "same" if _is_same(ratio) else "constant"
-                words = _separated_by(modes[first], mode, setup) if kind == "same" else ""
-                found.append(Equality(modes[first].name, mode.name, kind, ratio, words))
-                if kind == "same":
-                    break
+                found.append(Equality(first.name, mode.name, "constant", ratio, ""))
         else:
-            leaders.append(second)
+            leaders.append((mode, gradient))
     return found
-
-
-def distinct(modes: list[Mode], setup: Setup | None = None) -> list[Mode]:
-    """The modes without those that repeat an earlier one's experiment exactly; constants apart count as distinct."""
-    repeated = {equality.second for equality in equalities(modes, setup) if equality.kind == "same"}
-    return [mode for mode in modes if mode.name not in repeated]

@@ -1,30 +1,20 @@
 """verl's `agg_loss`, number for number, in the release the article prints and in the current one."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from lossbench.errors import unknown
-from lossbench.loss.masked_sums import check_mask
+from lossbench.loss.token_loss import check_mask
 
 VERSIONS = {"article": "article", "v0.7.0": "article", "latest": "latest"}
-VERL_MODES = {
-    "article": ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-    "latest": ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-}
+_SEQ_MODES = ("seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+VERL_MODES = {"article": ("token-mean", *_SEQ_MODES), "latest": ("token-mean", "token-sum", *_SEQ_MODES)}
 
 
 def agg_loss(
-    loss_mat: Tensor,
-    loss_mask: Tensor,
-    loss_agg_mode: str,
-    dp_size: int = 1,
-    batch_num_tokens: float | None = None,
-    global_batch_size: float | None = None,
-    loss_scale_factor: float | None = None,
-    version: str = "article",
-) -> Tensor:
+    loss_mat: Tensor, loss_mask: Tensor, loss_agg_mode: str, dp_size: int = 1, batch_num_tokens: float | None = None,
+    global_batch_size: float | None = None, loss_scale_factor: float | None = None, version: str = "article",
+) -> Tensor:  # fmt: skip
     """One rank's share of the aggregated loss, a scalar in the dtype of `loss_mat`.
 
     `loss_mat` (bs, response_length) in a float dtype, `loss_mask` of the same shape, 0/1 in any dtype. Counts that are
@@ -49,49 +39,31 @@ def agg_loss(
         shapes = f"loss_mat has shape {tuple(loss_mat.shape)}, loss_mask {tuple(loss_mask.shape)}"
         raise ValueError(f"{shapes}; valid: both (bs, response_length)")
     check_mask(loss_mask)
-    _check_counts(dp_size, batch_num_tokens, global_batch_size, loss_scale_factor)
-    if version == "latest" and dp_size > 1:
-        _need_global_count(loss_agg_mode, batch_num_tokens, global_batch_size)
+    counts = {"batch_num_tokens": batch_num_tokens, "global_batch_size": global_batch_size}
+    for name, value, least in (("dp_size", dp_size, 1), *((name, value, 0) for name, value in counts.items())):
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} is {value}; valid: {least} or more")
+    if loss_scale_factor is not None and not loss_scale_factor > 0:
+        raise ValueError(f"loss_scale_factor is {loss_scale_factor}; valid: above 0")
+    needed = {"token-mean": "batch_num_tokens", "token-sum": None}.get(loss_agg_mode, "global_batch_size")
+    if version == "latest" and dp_size > 1 and needed and counts[needed] is None:
+        raise ValueError(f"{needed} is None at dp_size > 1 in {loss_agg_mode}; valid: the count over all ranks")
     if loss_agg_mode == "token-sum":
         return _masked_sum(loss_mat, loss_mask) * dp_size
     if loss_agg_mode == "token-mean":
         count = loss_mask.sum() if batch_num_tokens is None else batch_num_tokens
         return _masked_sum(loss_mat, loss_mask) / count * dp_size
-    if loss_agg_mode == "seq-mean-token-sum-norm":
-        divisor = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
-        if version == "article":
-            return (loss_mat * loss_mask).sum(-1).sum() / divisor
-        return _seq_mean(loss_mat, loss_mask, global_batch_size, lambda counts: 1) * dp_size / divisor
-    per_row = {"seq-mean-token-sum": lambda counts: 1, "seq-mean-token-mean": lambda counts: counts + 1e-8}
-    return _seq_mean(loss_mat, loss_mask, global_batch_size, per_row[loss_agg_mode]) * dp_size
+    # the mask is multiplied, as verl does, so NaN in masked cells spreads
+    lengths, row_losses = loss_mask.sum(-1), (loss_mat * loss_mask).sum(-1)
+    divisor = loss_mask.shape[-1] if loss_scale_factor is None else loss_scale_factor
+    if loss_agg_mode == "seq-mean-token-sum-norm" and version == "article":
+        return row_losses.sum() / divisor
+    if loss_agg_mode == "seq-mean-token-mean":
+        row_losses = row_losses / (lengths + 1e-8)
+    live = lengths > 0
+    mean = _masked_sum(row_losses, live) / (live.sum() if global_batch_size is None else global_batch_size)
+    return mean * dp_size / (divisor if loss_agg_mode == "seq-mean-token-sum-norm" else 1)
 
 
 def _masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.bool(), values, 0.0).sum()
-
-
-def _seq_mean(
-    loss_mat: Tensor, loss_mask: Tensor, rows: float | None, row_divisor: Callable[[Tensor], Tensor | float]
-) -> Tensor:
-    """Sum of the live rows' losses over the row count; multiplies by the mask, as verl does, so NaN there spreads."""
-    counts = loss_mask.sum(-1)
-    live = counts > 0
-    row_losses = (loss_mat * loss_mask).sum(-1) / row_divisor(counts)
-    return _masked_sum(row_losses, live) / (live.sum() if rows is None else rows)
-
-
-def _check_counts(dp_size: float, tokens: float | None, rows: float | None, factor: float | None) -> None:
-    if not dp_size >= 1:
-        raise ValueError(f"dp_size is {dp_size}; valid: 1 or more")
-    for name, value in (("batch_num_tokens", tokens), ("global_batch_size", rows)):
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name} is {value}; valid: 0 or more")
-    if factor is not None and not factor > 0:
-        raise ValueError(f"loss_scale_factor is {factor}; valid: above 0")
-
-
-def _need_global_count(mode: str, tokens: float | None, rows: float | None) -> None:
-    missing = {"token-mean": ("batch_num_tokens", tokens), "token-sum": ("", 0)}
-    name, value = missing.get(mode, ("global_batch_size", rows))
-    if value is None:
-        raise ValueError(f"{name} is None at dp_size > 1 in {mode}; valid: the count over all ranks")

@@ -23,7 +23,7 @@ class Layout:
     lengths_RCB: ArrayLike
     groups_RCB: ArrayLike
     rows_RCB: ArrayLike
-    advantages_RCB: ArrayLike | None = None
+    advantages_RCB: ArrayLike
 
     @property
     def micro_batches(self) -> int:
@@ -42,58 +42,48 @@ class Window:
     totals: Totals = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start with empty totals."""
         if not (self.horizon > 0 and math.isfinite(self.horizon)):
             raise ValueError(f"horizon is {self.horizon}; valid: a finite number above 0")
         self.totals = Totals(self.horizon)
 
     def add(
-        self,
-        lengths_N: ArrayLike,
-        group_ids_N: ArrayLike,
-        micro_ids_N: ArrayLike,
-        advantages_N: ArrayLike | None = None,
+        self, lengths_N: ArrayLike, groups_N: ArrayLike, micro_N: ArrayLike, advantages_N: ArrayLike | None = None
     ) -> Array:
         """Take rows into the window; returns their row terms (N,), float64, exactly 0 where a row is empty.
 
         A group counts once per call: where a window uses a generation twice, each pass is rows of its own. Raises
         ValueError where lengths and exponent give terms that float64 cannot hold, or needed advantages are missing.
         """
-        alpha = self.aggregation.alpha
-        lengths_N, groups_N, micro_N = np.asarray(lengths_N, float), np.asarray(group_ids_N), np.asarray(micro_ids_N)
-        advantages_N = None if advantages_N is None else np.asarray(advantages_N, float)
-        rows = Rows(lengths_N, groups_N, micro_N, self.horizon, alpha, advantages_N)
+        entry, alpha = self.aggregation.entry, self.aggregation.alpha
+        if entry.needs_advantages and advantages_N is None:
+            raise ValueError(f"{entry.name} looks at the advantages, and none are given; valid: one for each row")
+        lengths_N, groups_N, micro_N = np.asarray(lengths_N, float), np.asarray(groups_N), np.asarray(micro_N)
+        advantages_N = np.full(len(lengths_N), math.nan) if advantages_N is None else np.asarray(advantages_N, float)
+        rows = Rows(lengths_N, groups_N, micro_N, advantages_N, self.horizon, math.nan if alpha is None else alpha)
         live_N = lengths_N > 0
         with np.errstate(all="ignore"):
-            terms_N = self.aggregation.entry.row_term(rows)
-        terms_N = np.where(live_N, terms_N, 0.0)
+            terms_N = np.where(live_N, entry.row_term(rows), 0.0)
         if not np.isfinite(terms_N).all() or (alpha is not None and not (terms_N[live_N] > 0).all()):
             raise ValueError(
                 f"agg_mode '{self.aggregation.name}': the weights of {lengths_N.min():g} to {lengths_N.max():g} tokens "
                 "leave the range of floats; valid: a number nearer to 0"
             )
         self.totals += Totals(
-            self.horizon,
-            rows=len(lengths_N),
-            prompts=len(np.unique(groups_N)),
-            micro_batches=len(np.unique(micro_N)),
-            tokens=float(lengths_N.sum()),
-            row_term_sum=float(terms_N.sum()),
+            self.horizon, rows=len(lengths_N), prompts=len(np.unique(groups_N)), micro_batches=len(np.unique(micro_N)),
+            tokens=float(lengths_N.sum()), row_term_sum=float(terms_N.sum()),
             weighted_tokens=float((terms_N * lengths_N).sum()),
-        )
+        )  # fmt: skip
         return terms_N
 
     def add_segment(self, layout: Layout, first: int, last: int) -> Array:
         """Take micro-batches `first` to `last - 1` of every rank into the window; returns their row terms (R, c, B)."""
-        lengths_RCB, groups_RCB, rows_RCB = (
+        lengths_RCB, groups_RCB, rows_RCB, advantages_RCB = (
             np.asarray(values_RCB)[:, first:last]
-            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB)
+            for values_RCB in (layout.lengths_RCB, layout.groups_RCB, layout.rows_RCB, layout.advantages_RCB)
         )
         ranks, count, size = lengths_RCB.shape
         micro_N = np.arange(ranks * count).repeat(size)
-        advantages_RCB = layout.advantages_RCB
-        advantages_N = None if advantages_RCB is None else np.asarray(advantages_RCB)[:, first:last].ravel()
-        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N, advantages_N)
+        terms_N = self.add(lengths_RCB.ravel(), groups_RCB.ravel(), micro_N, advantages_RCB.ravel())
         self.terms_of_row.update(zip(rows_RCB.ravel().tolist(), terms_N.tolist(), strict=True))
         return terms_N.reshape(ranks, count, size)
 
@@ -114,21 +104,14 @@ class Window:
 
 
 def window_weights(
-    aggregation: str | BoundAggregation,
-    lengths_N: ArrayLike,
-    group_ids_N: ArrayLike,
-    *,
-    horizon: float,
-    micro_ids_N: ArrayLike | None = None,
-    advantages_N: ArrayLike | None = None,
-    match_scale: bool = False,
-) -> Array:
+    aggregation: str | BoundAggregation, lengths_N: ArrayLike, group_ids_N: ArrayLike, *, horizon: float,
+    micro_ids_N: ArrayLike | None = None, advantages_N: ArrayLike | None = None, match_scale: bool = False,
+) -> Array:  # fmt: skip
     """Weights w_i (N,) of all rows of one window, float64.
 
     `lengths_N` counts live tokens; `group_ids_N` names each row's prompt and `micro_ids_N` its micro-batch (default:
     one for all); `advantages_N` is needed by weights that look at them. `match_scale` makes the weights add up to
-    1/horizon. Raises ValueError for shapes that disagree,
-    negative lengths, a horizon not above 0 and weights beyond float64.
+    1/horizon. Raises ValueError for shapes that disagree, negative lengths, and as `Window` does.
     """
     bound = parse_aggregation(aggregation) if isinstance(aggregation, str) else aggregation
     lengths_N, group_ids_N = np.asarray(lengths_N), np.asarray(group_ids_N)

@@ -124,7 +124,7 @@ def _advantages_of(name: str, kept: "Columns", round_R: np.ndarray, groups_R: np
     from lossbench.loss.advantages import advantages, parse_advantage
 
     rounds: list = [slice(None)]
-    if any(part.batch_wide or part.name == "batch" for part in parse_advantage(name).parts):
+    if any(part.batch_wide for part in parse_advantage(name).parts):
         order = np.argsort(round_R, kind="stable")
         rounds = np.split(order, np.flatnonzero(np.diff(round_R[order])) + 1)
     found_R = np.empty(len(round_R))

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lossbench.loss.aggregations import format_number
-from lossbench.loss.modes import Mode, make_mode
+from lossbench.loss.modes import Mode, dose_mode
 from lossbench.metrics.weights import elasticity, jensen_gap, sign_length_imbalance
 from lossbench.probe.drift import Drift, DriftTable, Match, row_advantages, row_weights
 from lossbench.probe.projections import Projections
@@ -46,7 +45,7 @@ def dose_response(
 ) -> DoseResponse:  # fmt: skip
     """Drift against the exponent of the weight, from w ~ 1/L (alpha 0) over constant (1) to w ~ L (2)."""
     ordered = sorted(alphas)
-    modes = [make_mode("grpo", f"length-power:{format_number(alpha)}", advantage) for alpha in ordered]
+    modes = [dose_mode(alpha, advantage) for alpha in ordered]
     drifts = [table.drift(mode, direction, metric, match) for mode in modes]
     shape = [branch_model(table.probe, alpha, direction) for alpha in ordered]
     reference = min(range(len(ordered)), key=lambda i: (ordered[i] == 1.0, abs(ordered[i])))

@@ -17,14 +17,13 @@ import numpy as np
 from scipy import stats as scipy_stats
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.modes import Mode, make_mode
+from lossbench.loss.modes import BASELINE, Mode, baseline_of
 from lossbench.loss.window import window_weights
 from lossbench.probe.projections import Projections, Window
 from lossbench.stats import t_interval
 
 Match = Literal["row-weight", "gradient-norm"]
 MATCHES: tuple[Match, ...] = get_args(Match)
-BASELINE = "seq-mean-token-sum"
 LENGTHS = ("incorrect", "correct", "all")
 _ZERO = 1e-9
 
@@ -163,7 +162,7 @@ class DriftTable:
 
     def per_pair(self, mode: Mode, direction: str, metric: str, match: Match) -> PairDrift:
         """The matched difference of each pair that has the direction. Raises KeyError for a metric not probed."""
-        own, base = self.sums(mode), self.sums(make_mode(mode.loss_type, BASELINE, mode.advantage))
+        own, base = self.sums(mode), self.sums(baseline_of(mode.advantage, mode.loss_type))
         sizes = (own.sizes_W, base.sizes_W) if match == "row-weight" else (own.norms[metric], base.norms[metric])
         columns_6W = np.stack([*own.along[metric, direction], *base.along[metric, direction], *sizes])
         told_W = ~np.isnan(columns_6W[0])
@@ -185,7 +184,7 @@ class DriftTable:
         An optimizer that normalises by its own gradients takes a step of one size whatever advantages are divided by;
         the second moments of the metric are those without std, so this brings drifts of all scales to one unit.
         """
-        norms = [self.sums(make_mode("grpo", BASELINE, name)).norms[metric].mean() for name in ("none", advantage)]
+        norms = [self.sums(baseline_of(name)).norms[metric].mean() for name in ("none", advantage)]
         return float((norms[0] / norms[1]) ** 0.5) if norms[1] > 0 else 1.0
 
     def adam_step(self, advantage: str, rows_per_step: int) -> float:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lossbench.loss.modes import Mode, make_mode
-from lossbench.probe.drift import BASELINE, DriftTable
+from lossbench.loss.modes import Mode, baseline_of
+from lossbench.probe.drift import DriftTable
 from lossbench.stats import power_paired_t, t_interval
 
 _Z_80 = 1.96 + 0.84  # a two-sided test at .05 of a normal mean has a power of 80 % where it lies this many errors off 0
@@ -59,7 +59,7 @@ def forecast(
     if not interval.outside(0.0, 0.0):
         return replace(plan, pairs_needed=pairs_needed(found.values_P))
     tokens = learning_rate * steps * table.adam_step(mode.advantage, rows_per_step)
-    base = make_mode(mode.loss_type, BASELINE, mode.advantage)
+    base = baseline_of(mode.advantage, mode.loss_type)
     spread = [
         factor * np.nanstd(table.sums(one).along["adam", direction].sum(0), ddof=1)
         for one, factor in ((mode, found.scale), (base, 1.0))

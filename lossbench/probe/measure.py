@@ -20,8 +20,8 @@ from lossbench.probe.jobs import ProbeJob, run_job
 from lossbench.probe.projections import Projections, projections_of
 from lossbench.probe.recorded import recorded_batches
 from lossbench.processes import cores
-from lossbench.store.table_file import TableFile, read_facts, read_table
-from lossbench.store.write import as_arrow
+from lossbench.store.read import read_facts, read_table
+from lossbench.store.write import as_arrow, table_file
 
 _SAVE_EVERY_S = 10.0
 
@@ -131,9 +131,9 @@ class _Kept:
     def save(self) -> None:
         """Write the file where pairs were added."""
         if self._unsaved:
-            with TableFile(self.path, "probe", self.facts) as file:
+            with table_file(self.path, "probe", self.facts) as append:
                 for table in self._tables:
-                    file.append(table)
+                    append(table)
         self._saved_s, self._unsaved = time.perf_counter(), False
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lossbench.errors import UsageError
-from lossbench.store.table_file import read_facts, read_table
+from lossbench.store.read import read_facts, read_table
 
 
 @dataclass(frozen=True)

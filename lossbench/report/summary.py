@@ -11,7 +11,7 @@ from lossbench.metrics.compare import Comparison, comparison_rows
 from lossbench.metrics.length import METRICS
 from lossbench.report.data import ReportData
 from lossbench.report.finding import find, support
-from lossbench.text import clean
+from lossbench.text import spreadsheet_cell
 from lossbench.version import __version__
 
 CSV_COLUMNS = [
@@ -50,14 +50,6 @@ def summary_csv(data: ReportData) -> str:
     writer.writeheader()
     writer.writerows({key: spreadsheet_cell(_plain(value)) for key, value in row.items()} for row in summary_rows(data))
     return text.getvalue()
-
-
-def spreadsheet_cell(value: Any) -> Any:
-    """`value` as a cell that spreadsheets take for text where it is text, never for a formula."""
-    if not isinstance(value, str):
-        return value
-    text = clean(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
 
 
 def summary_json(data: ReportData) -> dict[str, Any]:

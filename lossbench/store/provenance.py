@@ -1,53 +1,42 @@
 """Provenance of a result: package versions, git state, machine, command."""
 
+import os
 import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
-    "lossbench",
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "datasets",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "scipy",
-)
+    "lossbench", "torch", "transformers", "trl", "accelerate", "datasets", "numpy", "pandas", "pyarrow", "scipy",
+)  # fmt: skip
 
 
 def versions() -> dict[str, str | None]:
     """Installed versions of the packages that decide the numbers, and Python's; null where a package is absent."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    found: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(_PACKAGES)}
     for package in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
     return found
 
 
 def git_state() -> dict[str, Any] | None:
     """Commit of the lossbench checkout and whether it has uncommitted changes; null where this is no checkout."""
-    here = Path(__file__).resolve().parent
+    git = partial(subprocess.run, cwd=Path(__file__).resolve().parent, capture_output=True, text=True, check=True)
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changes = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+        commit, changes = git(["git", "rev-parse", "HEAD"]).stdout, git(["git", "status", "--porcelain"]).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return {"commit": commit.stdout.strip(), "dirty": bool(changes.stdout.strip())}
+    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
 
 
 def machine() -> dict[str, Any]:
     """Processor family, operating system and core count: what a wall time depends on."""
-    import os
-
     return {"platform": platform.platform(), "machine": platform.machine(), "cores": os.cpu_count()}
 
 

@@ -5,10 +5,10 @@ A damaged file is named in `Sweep.problems` and passed over; nothing else is sil
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from lossbench.errors import UsageError, one_line
 from lossbench.limits import refuse_beyond
 from lossbench.locks import is_being_worked_on
 from lossbench.store.schema import schema_for
-from lossbench.store.write import as_arrow, part_files
+from lossbench.store.write import FACTS, as_arrow, part_files
 from lossbench.text import clean, clean_all, path_component
 
 if TYPE_CHECKING:
@@ -44,13 +44,29 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
+    except UsageError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise UsageError(f"{path}: not readable as JSON ({one_line(error)})") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path}: holds {type(value).__name__}; valid: a JSON object")
     return value
+
+
+def read_table(path: Path, table: str) -> pa.Table:
+    """The rows of a file of `table`. Raises UsageError where it is missing, damaged or of another kind."""
+    try:
+        return as_arrow(table, pq.read_table(path))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UsageError(f"{path}: not a '{table}' file ({one_line(error)})") from None
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Facts that `table_file` stored about the file; empty if none."""
+    metadata = pq.read_schema(path).metadata or {}
+    return json.loads(metadata.get(FACTS, b"{}"))
 
 
 def is_sweep(path: Path) -> bool:
@@ -63,11 +79,11 @@ def newest_sweep(root: Path) -> Path:
     sweeps = [path.parent for path in root.glob(f"*/{SWEEP_FILE}")]
     if not sweeps:
         raise UsageError(f"no sweep below '{root}': run `lossbench sweep` first, or name its folder")
-    return max(sweeps, key=_last_change)
 
+    def last_change(path: Path) -> float:
+        return max(file.stat().st_mtime for file in [path / SWEEP_FILE, *path.glob(f"runs/*/{RUN_FILE}")])
 
-def _last_change(path: Path) -> float:
-    return max(file.stat().st_mtime for file in [path / SWEEP_FILE, *path.glob(f"runs/*/{RUN_FILE}")])
+    return max(sweeps, key=last_change)
 
 
 def load(path: str | Path) -> "Sweep":
@@ -110,12 +126,6 @@ def _checked(fields: dict[str, Any], where: object) -> dict[str, Any]:
     return fields
 
 
-def _tables_recorded(state: Mapping[str, Any]) -> list[str]:
-    """The tables that a completed run says it wrote rows of."""
-    recorded = state.get("tables") if state.get("status") == "completed" else None
-    return [name for name, rows in recorded.items() if rows] if isinstance(recorded, dict) else []
-
-
 @dataclass
 class Sweep:
     """One sweep's folder: `spec` is its sweep.json, `runs` a row per planned run, the tables as data frames.
@@ -142,18 +152,16 @@ class Sweep:
         return pd.DataFrame(rows, columns=RUN_COLUMNS)
 
     def _run_row(self, run_id: str) -> dict[str, Any]:
-        planned = self.spec["runs"][run_id]
         folder = self.run_dir(run_id)
         state: dict[str, Any] = {"status": "pending"}
         if (folder / RUN_FILE).exists():
-            try:
+            with self._damage_named(folder / RUN_FILE):
                 state = _checked(clean_all(read_json(folder / RUN_FILE)), folder / RUN_FILE)
-            except UsageError as error:
-                self._problem(str(error))
-            for name in _tables_recorded(state):
-                if not (folder / f"{name}.parquet").exists():
-                    self._problem(f"{folder / f'{name}.parquet'}: missing, though the run is completed")
-        return {**state, **planned, "run_id": run_id, "log": str(folder / "log.txt")}
+            for name, rows in state.get("tables", {}).items():
+                file = folder / f"{name}.parquet"
+                if rows and state.get("status") == "completed" and not file.exists():
+                    self._problem(f"{file}: missing, though the run is completed")
+        return {**state, **self.spec["runs"][run_id], "run_id": run_id, "log": str(folder / "log.txt")}
 
     def run_dir(self, run_id: str) -> Path:
         """The folder of one run."""
@@ -182,11 +190,7 @@ class Sweep:
     def table(self, name: str, columns: list[str] | None = None) -> "pd.DataFrame":
         """Table `name` of all runs as one data frame; only `columns` are read."""
         tables = [self.run_table(run_id, name, columns) for run_id in self.run_ids]
-        return (
-            pa.concat_tables(tables).unify_dictionaries().to_pandas()
-            if tables
-            else self._empty(name, columns).to_pandas()
-        )
+        return _joined(tables, name, columns).to_pandas()
 
     def run_table(
         self, run_id: str, name: str, columns: list[str] | None = None, rows: pc.Expression | None = None
@@ -197,7 +201,7 @@ class Sweep:
         """
         paths = self._files(run_id, name)
         tables = [table for path in paths if (table := self._read(path, name, columns, rows)) is not None]
-        return pa.concat_tables(tables).unify_dictionaries() if tables else self._empty(name, columns)
+        return _joined(tables, name, columns)
 
     def forced_tokens(self, run_id: str) -> int:
         """Tokens that the run's task dictates at the start of a completion, as the run recorded them; else 0."""
@@ -214,12 +218,12 @@ class Sweep:
         """
         import duckdb
 
-        paths = self._files(run_id, name)
-        for readable in (False, True):
-            if readable:
+        database, paths = _database(threading.get_ident()), self._files(run_id, name)
+        for only_readable in (False, True):
+            if only_readable:
                 paths = [path for path in paths if self._read(path, name, list(columns), None) is not None]
             try:
-                return _database().sql(sql(_source(name, columns, paths))).to_arrow_table() if paths else None
+                return database.sql(sql(_source(name, columns, paths))).to_arrow_table() if paths else None
             except duckdb.Error as error:
                 reason = one_line(error)
         for path in paths:
@@ -234,47 +238,51 @@ class Sweep:
 
     def _fits(self, path: Path) -> bool:
         """Whether the file is a regular one whose rows are within the limit: a few bytes can claim billions of them."""
-        try:
+        with self._damage_named(path):
             if not path.is_file():
                 raise UsageError(f"{path}: not a regular file, passed over")
             refuse_beyond(pq.read_metadata(path).num_rows, "rows", str(path))
-        except (pa.ArrowException, OSError) as error:
-            self._problem(f"{path}: damaged, passed over ({one_line(error)})")
-        except UsageError as error:
-            self._problem(str(error))
-        else:
             return True
         return False
 
     def _read(self, path: Path, name: str, columns: list[str] | None, rows: pc.Expression | None) -> pa.Table | None:
-        try:
+        with self._damage_named(path):
             there = None if columns is None else [c for c in columns if c in pq.read_schema(path).names]
             table = pq.read_table(path, columns=there, filters=rows)
             return as_arrow(name, table).select(columns or schema_for(name).names)
+        return None
+
+    @contextmanager
+    def _damage_named(self, path: Path) -> Iterator[None]:
+        """Name the file in `problems` where the block cannot read it, and pass over the rest of the block."""
+        try:
+            yield
+        except UsageError as error:
+            self._problem(str(error))
         except (pa.ArrowException, OSError, KeyError) as error:
             self._problem(f"{path}: damaged, passed over ({one_line(error)})")
-            return None
-
-    def _empty(self, name: str, columns: list[str] | None) -> pa.Table:
-        empty = schema_for(name).empty_table()
-        return empty.select(columns) if columns else empty
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
 
 
-_SQL_TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN"}
-_local = threading.local()
+def _joined(tables: list[pa.Table], name: str, columns: list[str] | None) -> pa.Table:
+    """The tables as one; without any, one in the schema's types that has no rows."""
+    if tables:
+        return pa.concat_tables(tables).unify_dictionaries()
+    return schema_for(name).empty_table().select(columns or schema_for(name).names)
 
 
-def _database() -> "duckdb.DuckDBPyConnection":
-    """This thread's database in memory, which works on one thread."""
+@cache
+def _database(thread: int) -> "duckdb.DuckDBPyConnection":
+    """A thread's database in memory, which works on one thread."""
     import duckdb
 
-    if not hasattr(_local, "database"):
-        _local.database = duckdb.connect(config={"threads": 1})
-    return _local.database
+    return duckdb.connect(config={"threads": 1})
+
+
+_SQL_TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN"}
 
 
 def _source(name: str, columns: Sequence[str], paths: Sequence[Path]) -> str:
@@ -286,6 +294,5 @@ def _source(name: str, columns: Sequence[str], paths: Sequence[Path]) -> str:
     )
     absent = ", ".join(f'NULL::{kind} AS "{column}"' for column, kind in kinds.items())
     files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
-    kept = ", ".join(f"'{column}'" for column in columns)
     return f"""(SELECT {", ".join(typed)} FROM (SELECT {absent} WHERE false UNION ALL BY NAME
-        SELECT COLUMNS(lambda c: c IN ({kept})) FROM read_parquet([{files}], union_by_name = true)))"""
+        SELECT COLUMNS(lambda c: c IN {list(columns)}) FROM read_parquet([{files}], union_by_name = true)))"""

@@ -5,6 +5,7 @@ null for a whole run is still a column of numbers. Null means not applicable or 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -13,31 +14,16 @@ SCHEMA_VERSION = 2
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its name, arrow type, and what it holds (with unit)."""
+    """One column: its name, what it holds (with unit), and its arrow type."""
 
     name: str
-    type: pa.DataType
     doc: str
+    type: pa.DataType
 
 
-_CATEGORY = pa.dictionary(pa.int32(), pa.string())
-
-
-def _category(name: str, doc: str) -> Column:
-    return Column(name, _CATEGORY, doc)
-
-
-def _integer(name: str, doc: str) -> Column:
-    return Column(name, pa.int64(), doc)
-
-
-def _real(name: str, doc: str) -> Column:
-    return Column(name, pa.float64(), doc)
-
-
-def _flag(name: str, doc: str) -> Column:
-    return Column(name, pa.bool_(), doc)
-
+_category = partial(Column, type=pa.dictionary(pa.int32(), pa.string()))
+_integer, _real = partial(Column, type=pa.int64()), partial(Column, type=pa.float64())
+_flag, _text = partial(Column, type=pa.bool_()), partial(Column, type=pa.string())
 
 _RUN = [
     _category("run_id", "the run's folder name"),
@@ -61,7 +47,7 @@ _COMPLETION = [
 
 _TEXT = [
     _category("prompt", "prompt text (null where text is not kept)"),
-    Column("completion", pa.string(), "completion text (null where text is not kept)"),
+    _text("completion", "completion text (null where text is not kept)"),
     _integer("length_chars", "length in characters, only in an ingested log whose tokens are not known; else null"),
 ]
 
@@ -113,9 +99,6 @@ TABLES: dict[str, list[Column]] = {
         _real("projection", "directional derivative of the completion's log-probability"),
     ],
 }
-
-WALL_CLOCK_COLUMNS = ("wall_s",)
-"""Columns that may differ between two runs of one plan on one machine."""
 
 
 def schema_for(table: str) -> pa.Schema:

@@ -26,6 +26,11 @@ class Mean:
     flag: str | None = None
     wanted: bool = True
 
+    def sums_sql(self, name: str) -> str:
+        """SQL for its sum and its number of rows, as `<name>_sum` and `<name>_rows`."""
+        where = f" FILTER ({'' if self.wanted else 'NOT '}{self.flag})" if self.flag else ""
+        return f"sum(({self.value})::DOUBLE){where} AS {name}_sum, (count({self.value}){where})::DOUBLE AS {name}_rows"
+
 
 SAMPLED: dict[str, Mean] = {
     "reward_mean": Mean("reward"),
@@ -94,30 +99,22 @@ def _finite(value: float | None) -> float | None:
 
 def sampling_row(rollouts: Sequence[Any]) -> dict[str, Any]:
     """The sampling columns over freshly sampled rollouts: pooled means, null where there is nothing to average."""
-    rows = [{**vars(rollout), "truncated": _opposite(rollout.terminated)} for rollout in rollouts]
+    rows = [{**vars(row), "truncated": None if row.terminated is None else not row.terminated} for row in rollouts]
     rewards: dict[tuple[int, int], list[float]] = {}
     for row in rows:
         if row["reward"] is not None:
             rewards.setdefault((row["generation"], row["group"]), []).append(row["reward"])
-    return {
-        "generation": rows[-1]["generation"],
-        **{name: _mean(_values(rows, mean)) for name, mean in SAMPLED.items()},
-        "zero_std_frac": _mean(equal_rewards(min(group), max(group)) for group in rewards.values()),
+    equal = [equal_rewards(min(group), max(group)) for group in rewards.values()]
+    means = {
+        name: _mean([row[mean.value] for row in rows if mean.flag is None or row[mean.flag] is mean.wanted])
+        for name, mean in SAMPLED.items()
     }
+    return {"generation": rows[-1]["generation"], **means, "zero_std_frac": _mean(equal)}
 
 
-def _opposite(flag: bool | None) -> bool | None:
-    return None if flag is None else not flag
-
-
-def _values(rows: Iterable[Mapping[str, Any]], mean: Mean) -> list[float]:
-    values = [row[mean.value] for row in rows if mean.flag is None or row[mean.flag] is mean.wanted]
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    values = list(values)
-    return fmean(values) if values else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def equal_rewards(lowest: float, highest: float) -> bool:
@@ -139,14 +136,14 @@ def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
     step where the generation is null; it counts in its first step. Sums of integers are exact in any order, sums of
     reals only the same on one thread.
     """
-    parts = [f"{_sum_sql(mean)} AS {name}_sum, {_rows_sql(mean)} AS {name}_rows" for name, mean in means.items()]
     names = [f"{name}_{part}" for name in means for part in ("sum", "rows")]
     kinds = [name for name in names if name.startswith(("length_correct_", "length_incorrect_"))]
     gap = "length_incorrect_sum / length_incorrect_rows - length_correct_sum / length_correct_rows"
     return f"""
     WITH completions AS (SELECT *, NOT terminated AS truncated FROM {source} WHERE step IS NOT NULL),
     cells AS (
-        SELECT step, generation, "group", count(*)::DOUBLE AS rows, {", ".join(parts)},
+        SELECT step, generation, "group", count(*)::DOUBLE AS rows,
+            {", ".join(mean.sums_sql(name) for name, mean in means.items())},
             min(reward) AS lowest, max(reward) AS highest
         FROM completions GROUP BY step, generation, "group"),
     prompts AS (
@@ -168,20 +165,6 @@ def step_sums_sql(source: str, means: Mapping[str, Mean] = SAMPLED) -> str:
     SELECT per_step.*, coalesce(groups, 0) AS groups, coalesce(zero_std_groups, 0) AS zero_std_groups,
         coalesce(mixed_groups, 0) AS mixed_groups, coalesce(mixed_gap_sum, 0) AS mixed_gap_sum
     FROM per_step LEFT JOIN per_group USING (step) ORDER BY step"""
-
-
-def _sum_sql(mean: Mean) -> str:
-    return f"sum(({mean.value})::DOUBLE){_filter_sql(mean)}"
-
-
-def _rows_sql(mean: Mean) -> str:
-    return f"(count({mean.value}){_filter_sql(mean)})::DOUBLE"
-
-
-def _filter_sql(mean: Mean) -> str:
-    if mean.flag is None:
-        return ""
-    return f" FILTER ({mean.flag})" if mean.wanted else f" FILTER (NOT {mean.flag})"
 
 
 def sampling_rows_sql(source: str) -> str:

@@ -6,7 +6,7 @@ A file appears under its own name only when it is whole: it is written to a temp
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from lossbench.errors import UsageError
 from lossbench.store.schema import TABLES, schema_for
 
 PARTS = "parts"
+FACTS = b"facts"  # key in a file's metadata
 _PART_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<step>\d+)(-rank(?P<rank>\d+))?\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.\d+|[0-9a-f]{16})\.tmp")  # with the process number: of earlier versions
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON to `path`, whole or not at all. NaN is refused: it is not JSON."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_text(path, text)
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -46,15 +46,11 @@ def as_arrow(table: str, rows: Any) -> pa.Table:
     """
     schema = schema_for(table)
     if isinstance(rows, pa.Table):
-        columns: dict[str, Any] = {name: rows.column(name) for name in rows.column_names}
-        length = rows.num_rows
-    elif isinstance(rows, Mapping):
-        columns = dict(rows)
-        length = len(next(iter(columns.values()), ()))
+        columns, length = dict(zip(rows.column_names, rows.columns, strict=True)), rows.num_rows
     else:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        length = len(rows)
+        if not isinstance(rows, Mapping):
+            rows = {name: [row.get(name) for row in rows] for name in dict.fromkeys(k for row in rows for k in row)}
+        columns, length = dict(rows), len(next(iter(rows.values()), ()))
     if strangers := set(columns) - set(schema.names):
         raise KeyError(f"table '{table}' has no column {sorted(strangers)}; valid: {', '.join(schema.names)}")
     arrays = [_column(columns.get(field.name), field.type, length) for field in schema]
@@ -76,6 +72,20 @@ def write_table(path: Path, table: str, rows: Any) -> None:
     arrow = as_arrow(table, rows)
     with replacing(path) as temporary:
         pq.write_table(arrow, temporary, compression="zstd")
+
+
+@contextmanager
+def table_file(path: Path, table: str, facts: Mapping[str, Any]) -> Iterator[Callable[[Any], None]]:
+    """A function that adds rows (records, columns or an arrow table) to a new file as one row group.
+
+    The file appears under its name when the block ends without an exception. `facts` (plain data) goes into its
+    metadata, for `read_facts`.
+    """
+    schema = schema_for(table)
+    schema = schema.with_metadata({**(schema.metadata or {}), FACTS: json.dumps(facts).encode()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        yield lambda rows: writer.write_table(as_arrow(table, rows).cast(schema))
 
 
 @contextmanager
@@ -163,11 +173,7 @@ def part_path(run_dir: Path, table: str, step: int, rank: int = 0) -> Path:
 def part_files(run_dir: Path) -> dict[str, list[Path]]:
     """The part files of each table, in step order."""
     found: dict[str, list[tuple[int, int, Path]]] = {}
-    for path in _list(run_dir / PARTS):
+    for path in (run_dir / PARTS).glob("*.parquet"):
         if match := _PART_NAME.fullmatch(path.name):
             found.setdefault(match["table"], []).append((int(match["step"]), int(match["rank"] or 0), path))
     return {table: [path for *_, path in sorted(paths)] for table, paths in found.items()}
-
-
-def _list(folder: Path) -> Iterable[Path]:
-    return folder.iterdir() if folder.is_dir() else ()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lossbench.loss.aggregations import AGGREGATIONS
-from lossbench.loss.masked_sums import weighted_loss
+from lossbench.loss.token_loss import weighted_loss
 from lossbench.loss.window import window_weights
 
 ROWS, WIDTH, LIMIT = 512, 4096, 1.5

@@ -10,7 +10,7 @@ import pytest
 from support.sweeps import planned, quick_recipe
 
 import lossbench
-from lossbench.cli._shared import print_table
+from lossbench.cli._output import print_table
 from lossbench.errors import UsageError
 from lossbench.sweep.run import RunOptions, plan_recipe, run_planned
 from lossbench.sweep.schedule import Watch

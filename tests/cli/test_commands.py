@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import lossbench
 from lossbench.cli import COMMANDS, app
-from lossbench.cli._shared import print_table
+from lossbench.cli._output import print_table
 
 HEAVY = ("torch", "transformers", "trl", "pandas", "matplotlib", "pyarrow", "scipy", "datasets", "numpy")
 

@@ -17,7 +17,7 @@ from lossbench.probe.batches import MOMENT_STREAM, PAIR_STREAM, PolicySource, Sa
 from lossbench.probe.jobs import ProbeJob, run_job
 from lossbench.probe.prober import ProbeSettings, probe_now
 from lossbench.probe.recorded import RecordedSource
-from lossbench.store.table_file import read_facts, read_table
+from lossbench.store.read import read_facts, read_table
 
 SMALL = ["--batches", "2", "--completions", "16", "--num-generations", "4", "--max-completion-length", "6",
          "--recipe", "quick"]  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossbench.diagnosis.confounders import CHECKS, Run, confounders
+from lossbench.diagnosis.confounders import Run, confounders
 
 STEPS = 50
 
@@ -51,7 +51,6 @@ def test_length_in_the_reward_of_right_answers() -> None:
     assert not confounders(Run(steps(), right.head(49)))
 
 
-def test_the_worst_comes_first_and_all_checks_can_fire() -> None:
+def test_the_worst_comes_first() -> None:
     run = Run(steps(reward_mean=np.linspace(0.86, 0.29, STEPS), truncated_frac=[0.1] * STEPS))
     assert [c.name for c in confounders(run)] == ["collapse", "truncation"]
-    assert set(CHECKS) == {"collapse", "truncation", "dead-groups", "clipping", "length-in-reward"}

@@ -11,8 +11,7 @@ from datasets import Dataset
 from support.trainer import CAP, GROUP, PROMPTS, model_folder, settings
 
 import lossbench
-from lossbench.diagnosis.watch import watch
-from lossbench.diagnosis.watch_metrics import group_numbers
+from lossbench.diagnosis.watch import group_numbers, watch
 from lossbench.errors import UsageError
 from lossbench.policies.tiny import make_tokenizer
 

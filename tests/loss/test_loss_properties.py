@@ -15,8 +15,8 @@ from torch import Tensor
 import lossbench.loss
 from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import AGGREGATIONS, parse_aggregation, sum_by
-from lossbench.loss.masked_sums import check_mask, weighted_loss
 from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.token_loss import check_mask, weighted_loss
 from lossbench.loss.verl_agg_loss import VERL_MODES, agg_loss
 from lossbench.loss.window import Layout, Window, window_weights
 

@@ -8,10 +8,9 @@ from support.conformance import document, equal, numbers, tensor
 from torch import Tensor
 
 from lossbench.loss.advantages import advantages
-from lossbench.loss.kl import kl_BT
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.modes import parse_mode
 from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import window_weights
 
 CASES = {case["id"]: case for case in document("conformance_cases.json")["cases"]}

@@ -2,9 +2,14 @@
 
 import pytest
 
-from lossbench.loss.modes import grid_modes, parse_modes
-from lossbench.loss.same_experiment import Equality, Setup, distinct, equalities
+from lossbench.loss.modes import Mode, grid_modes, parse_modes
+from lossbench.loss.same_experiment import Equality, Setup, equalities
 from lossbench.loss.surrogates import SurrogateParams
+
+
+def _distinct(modes: list[Mode], setup: Setup) -> list[Mode]:
+    repeated = {equality.second for equality in equalities(modes, setup) if equality.kind == "same"}
+    return [mode for mode in modes if mode.name not in repeated]
 
 
 def _only(names: str, setup: Setup) -> Equality | None:
@@ -67,13 +72,13 @@ def test_different(names: str, setup: Setup) -> None:
 
 def test_distinct_keeps_the_first_of_each_and_all_constants() -> None:
     modes = parse_modes("grpo,gspo,gmpo@seq-mean-token-mean,sapo,dapo,grpo@seq-mean-token-sum,grpo@token-sum")
-    assert [mode.name for mode in distinct(modes, Setup())] == [
+    assert [mode.name for mode in _distinct(modes, Setup())] == [
         "grpo",
         "dapo",
         "grpo@seq-mean-token-sum/group",
         "grpo@token-sum/group",
     ]
-    assert distinct(modes, Setup(on_policy=False)) == modes
+    assert _distinct(modes, Setup(on_policy=False)) == modes
 
 
 def test_a_large_grid_is_compared_quickly() -> None:
@@ -83,4 +88,4 @@ def test_a_large_grid_is_compared_quickly() -> None:
         ["group", "batch", "none"],
     )
     # 6 surrogates coincide on-policy: 15 of the 90 are distinct
-    assert len(distinct(modes, Setup())) == 15
+    assert len(_distinct(modes, Setup())) == 15

@@ -18,7 +18,7 @@ from lossbench.probe.jobs import ProbeJob, draw_seed, prepare, run_job
 from lossbench.probe.measure import is_complete, measure, probe_path
 from lossbench.probe.prober import Prober, ProbeSettings
 from lossbench.probe.projections import read_projections
-from lossbench.store.table_file import read_facts, read_table
+from lossbench.store.read import read_facts, read_table
 
 REFERENCE = Path(__file__).resolve().parents[2] / "results" / "reference" / "dr_grpo" / "probe"
 

@@ -18,7 +18,7 @@ from lossbench.policies.hub import load_pretrained
 from lossbench.probe.batches import PAIR_STREAM, PolicySource, Sampling
 from lossbench.probe.parameters import select_parameters
 from lossbench.probe.prober import Prober, ProbeSettings
-from lossbench.store.table_file import read_facts, read_table
+from lossbench.store.read import read_facts, read_table
 from lossbench.training.checkpoint import saved_checkpoints
 
 

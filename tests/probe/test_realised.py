@@ -27,8 +27,7 @@ from lossbench.probe.realised import (
 )
 from lossbench.report.data import gather
 from lossbench.store.read import Sweep, load
-from lossbench.store.table_file import TableFile
-from lossbench.store.write import write_json, write_table
+from lossbench.store.write import table_file, write_json, write_table
 
 SEQ_MEAN, TOKEN_SUM = "grpo@seq-mean-token-mean/none", "grpo@token-sum/none"
 # Two groups of two: rewards 1 0 | 0 1, so advantages are .5 -.5 | -.5 .5.
@@ -60,10 +59,10 @@ def keep_probe(
     path: Path, policy: str, policy_seed: int | None, factors: Sequence[float], steps: Sequence[int] = (0,)
 ) -> None:
     """A file as `lossbench probe` keeps it."""
-    with TableFile(path, "probe", {"policy_seed": policy_seed}) as file:
+    with table_file(path, "probe", {"policy_seed": policy_seed}) as append:
         for step in steps:
             rows = probe_rows(step, factors, ["plain", "adam"])
-            file.append({**rows, "policy": [policy] * len(rows["policy"])})
+            append({**rows, "policy": [policy] * len(rows["policy"])})
 
 
 def joined(*tables: dict[str, list[Any]]) -> dict[str, list[Any]]:

@@ -20,8 +20,7 @@ from lossbench.report.data import gather
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.store.read import load
-from lossbench.store.table_file import TableFile
-from lossbench.store.write import write_json
+from lossbench.store.write import table_file, write_json
 
 app = typer.Typer()
 app.command()(report)
@@ -73,8 +72,8 @@ def _write_probe(path: Path, pairs: int = 8, rows: int = 32) -> None:
                     for i in range(rows)
                 ]  # fmt: skip
     path.parent.mkdir(exist_ok=True)
-    with TableFile(path, "probe", {"policy_seed": 0}) as file:
-        file.append({name: [record[name] for record in records] for name in records[0]})
+    with table_file(path, "probe", {"policy_seed": 0}) as append:
+        append({name: [record[name] for record in records] for name in records[0]})
 
 
 def test_the_dose_falls_with_alpha_and_is_zero_at_one(tmp_path: Path) -> None:

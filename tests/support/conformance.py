@@ -11,9 +11,8 @@ from torch import Tensor
 
 from lossbench.loss.advantages import advantages
 from lossbench.loss.aggregations import parse_aggregation
-from lossbench.loss.kl import kl_BT
-from lossbench.loss.masked_sums import weighted_loss
 from lossbench.loss.surrogates import SURROGATES, SurrogateParams
+from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import Window, window_weights
 
 DATA = Path(__file__).parents[1] / "data"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lossbench
-from lossbench.store.schema import TABLES, WALL_CLOCK_COLUMNS
+from lossbench.store.schema import TABLES
 
 MODES, STEPS, ROWS, HORIZON = ("grpo", "dr_grpo"), 20, 64, 128
 
@@ -130,7 +130,7 @@ def test_the_result_does_not_depend_on_the_number_of_jobs(folder, tmp_path):
         for table in ("steps", "rollouts", "evals"):
             first, again = (
                 pq.read_table(root / "runs" / run_id / f"{table}.parquet").drop_columns(
-                    [name for name in WALL_CLOCK_COLUMNS if name in [c.name for c in TABLES[table]]]
+                    [name for name in ("wall_s",) if name in [c.name for c in TABLES[table]]]
                 )
                 for root in (folder, tmp_path / "again")
             )

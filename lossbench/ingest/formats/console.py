@@ -7,13 +7,12 @@ before it, else from the number of the dict. slime: `perf 12: {'rollout/raw_rewa
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.base import Format, IngestedRun, Request, files_that, one_run
 from lossbench.ingest.curves import add_logs
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
@@ -21,10 +20,12 @@ _VERL = re.compile(r"(?:^|\s)step:(\d+) - (.*)")
 _VERL_PAIR = re.compile(rf"([^\s:]+):(?:np\.\w+\()?({_NUMBER})\)?(?= - |\s*$)")
 _PAIR = re.compile(rf"'([^']+)': (?:np\.\w+\()?['\"]?({_NUMBER})['\"]?\)?")
 _DICT = re.compile(r"\{'[^{}]*\}")
-_SLIME = re.compile(r"(\w+) (\d+): (\{'.*\})")
+_SLIME = re.compile(r"\w+ (\d+): (\{'.*\})")
 _BAR = re.compile(r"(\d+)/(\d+) \[")
 _SUFFIXES = ("", ".log", ".txt", ".out", ".err")
 _FIRST_LINES = 20_000
+
+Rows = Iterable[tuple[int, dict[str, str]]]
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -33,19 +34,12 @@ def _lines(file: Path) -> Iterator[str]:
             yield from line.split("\r")
 
 
-def _verl(lines: Iterator[str], run: IngestedRun) -> Iterator[tuple[int, dict[str, str]]]:
-    for line in lines:
-        if match := _VERL.search(line):
-            yield int(match[1]), dict(_VERL_PAIR.findall(match[2]))
+def _matching(line_of: re.Pattern[str], pair: re.Pattern[str], lines: Iterator[str], run: IngestedRun) -> Rows:
+    """Rows of a console whose lines say the step, and behind it the metrics."""
+    return ((int(match[1]), dict(pair.findall(match[2]))) for line in lines if (match := line_of.search(line)))
 
 
-def _slime(lines: Iterator[str], run: IngestedRun) -> Iterator[tuple[int, dict[str, str]]]:
-    for line in lines:
-        if match := _SLIME.search(line):
-            yield int(match[2]), dict(_PAIR.findall(match[3]))
-
-
-def _trl(lines: Iterator[str], run: IngestedRun) -> Iterator[tuple[int, dict[str, str]]]:
+def _trl(lines: Iterator[str], run: IngestedRun) -> Rows:
     rows: list[tuple[int, dict[str, str]]] = []
     counter = total = 0
     for line in lines:
@@ -66,27 +60,21 @@ def _trl(lines: Iterator[str], run: IngestedRun) -> Iterator[tuple[int, dict[str
     yield from ((k * every, row) for k, (_, row) in enumerate(rows, start=1))
 
 
-Parser = Callable[[Iterator[str], IngestedRun], Iterator[tuple[int, dict[str, str]]]]
+def _format(name: str, summary: str, parse: Callable[[Iterator[str], IngestedRun], Rows]) -> Format:
+    def begins_so(file: Path) -> bool:
+        some = islice(_lines(file), _FIRST_LINES)
+        return file.suffix in _SUFFIXES and any(row for _, row in parse(some, IngestedRun(file, file.name)))
+
+    def fill(file: Path, run: IngestedRun, request: Request) -> None:
+        add_logs(run, list(parse(_lines(file), run)), request)
+
+    return Format(name, summary, files_that(begins_so, in_folders=False), one_run(fill))
 
 
-def _found(parse: Parser, path: Path) -> str | None:
-    """The name of a text file whose beginning has such lines."""
-    if not path.is_file() or path.suffix not in _SUFFIXES:
-        return None
-    some: Any = parse(islice(_lines(path), _FIRST_LINES), IngestedRun(path, path.name))
-    return path.name if any(row for _, row in some) else None
-
-
-def _read(parse: Parser, path: Path, request: Request) -> Iterator[IngestedRun]:
-    run = named_run(path, request := request.part())
-    add_logs(run, list(parse(_lines(path), run)), request)
-    yield run
-
-
-def _format(summary: str, parse: Parser) -> Format:
-    return Format(summary, partial(_found, parse), partial(_read, parse))
-
-
-VERL = _format("verl's console output: a line of metrics per step", _verl)
-TRL = _format("console output of TRL or ms-swift: a dict of metrics per logging step", _trl)
-SLIME = _format("slime's console output: a dict of metrics per step", _slime)
+VERL = _format(
+    "verl-console", "verl's console output: a line of metrics per step", partial(_matching, _VERL, _VERL_PAIR)
+)
+TRL = _format("trl-console", "console output of TRL or ms-swift: a dict of metrics per logging step", _trl)
+SLIME = _format(
+    "slime-console", "slime's console output: a dict of metrics per step", partial(_matching, _SLIME, _PAIR)
+)

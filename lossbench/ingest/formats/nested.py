@@ -7,7 +7,7 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.base import Format, IngestedRun, Request, files_that, named_run
 from lossbench.ingest.curves import METRICS, add_logs, plain
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import json_object
@@ -21,12 +21,9 @@ Curve = tuple[str, Mapping[str, Any], list[Mapping[str, Any]]]
 """(key above it, what stands beside it, rows)"""
 
 
-def found(path: Path) -> str | None:
-    """Name of the file that makes `path` such a file."""
-    if not path.is_file() or path.suffix not in (".json", ".ipynb"):
-        return None
-    content = json_object(path, Damage())
-    return path.name if "log_history" not in content and any(_curves(content, "")) else None
+def _has_curves(file: Path) -> bool:
+    content = json_object(file, Damage()) if file.suffix in (".json", ".ipynb") else {}
+    return "log_history" not in content and any(_curves(content, ""))
 
 
 def _curves(value: Any, key: str, deep: int = 0) -> Iterator[Curve]:
@@ -51,18 +48,22 @@ def _html(text: str) -> list[Mapping[str, Any]]:
     return [dict(zip(header, row, strict=False)) for row in rows] if set(header) & set(_STEPS) else []
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """A run for each curve in a file."""
+def _read(path: Path, request: Request) -> Iterator[IngestedRun]:
     curves = list(_curves(json_object(path, request.damage), ""))
     for key, beside, rows in curves:
-        run = named_run(path, part := request.part())
+        run = named_run(path, request)
         if len(curves) > 1 or any(map(beside.get, (*_MODES, *_NAMES))):
             run.name = str(next((beside[name] for name in (*_NAMES, *_MODES) if beside.get(name)), key))
             run.mode = next((str(beside[name]) for name in _MODES if beside.get(name)), None) or run.mode
             run.seed = run.seed if (seed := whole(beside.get("seed"))) is None else seed
         step = next(name for name in _STEPS if rows[0].get(name) is not None)
-        add_logs(run, [(at, row) for row in rows if (at := whole(row.get(step))) is not None], part)
+        add_logs(run, [(at, row) for row in rows if (at := whole(row.get(step))) is not None], request)
         yield run
 
 
-FORMAT = Format("curves nested in JSON (runs, histories), or in a notebook's outputs", found, read)
+FORMAT = Format(
+    "nested",
+    "curves nested in JSON (runs, histories), or in a notebook's outputs",
+    files_that(_has_curves, in_folders=False),
+    _read,
+)

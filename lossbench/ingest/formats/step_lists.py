@@ -1,11 +1,10 @@
 """One record a step with lists: `{"step": 1, "rewards": [0.0, 1.0, …], "lens": [120, 88, …]}`, as JSON lines."""
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run
+from lossbench.ingest.base import Format, IngestedRun, Request, files_that, one_run
 from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import is_lines, records
@@ -20,42 +19,41 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "terminated": ("terminated", "finished"),
     "group": ("groups", "group_ids", "prompt_ids"),
 }
-
-
-def found(path: Path) -> str | None:
-    """Name of the file that makes `path` such a file."""
-    if not path.is_file() or not is_lines(path):
-        return None
-    some = [record for _, record in islice(records(path, Damage()), 3)]
-    named = {name for usual in _USUAL.values() for name in usual}
-    fits = [whole(row.get("step")) is not None and bool(_lists(row).keys() & named) for row in some]
-    return path.name if fits and all(fits) else None
+_NAMES = {name for usual in _USUAL.values() for name in usual}
 
 
 def _lists(record: dict[str, Any]) -> dict[str, list[Any]]:
     return {name: value for name, value in record.items() if isinstance(value, list)}
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run in a file. Numbers of a record that are no lists are metrics of its step."""
-    run = named_run(path, request := request.part())
+def _begins_so(file: Path) -> bool:
+    some = [record for _, record in islice(records(file, Damage()), 3)] if is_lines(file) else []
+    return bool(some) and all(whole(row.get("step")) is not None and _lists(row).keys() & _NAMES for row in some)
+
+
+def _fill(path: Path, run: IngestedRun, request: Request) -> None:
+    """Read the lists as completions, and the numbers beside them as metrics of the step."""
     metrics = []
-    for line, record in records(path, request.damage):
+    for line, record in records(path, run.damage):
         place, step, lists = f"{path}, line {line}", whole(record.get("step")), _lists(record)
-        columns = {ours: request.column(ours, usual, lists, place) for ours, usual in _USUAL.items()}
-        fields = {ours: lists[name] for ours, name in columns.items() if name}
+        names = request.fields(_USUAL, lists, place)
+        lengths = {len(lists[name]) for name in names.values()}
         if step is None:
-            request.damage.add(place, f"step {record.get('step')!r} is no number")
-        elif len({len(values) for values in fields.values()}) > 1:
-            request.damage.add(place, "its lists differ in length")
-        elif fields:
-            rows = len(next(iter(fields.values())))
+            run.damage.add(place, f"step {record.get('step')!r} is no number")
+        elif len(lengths) > 1:
+            run.damage.add(place, "its lists differ in length")
+        elif names:
+            rows = lengths.pop()
+            fields = {ours: lists[name] for ours, name in names.items()}
             request.staging.add({"step": [step] * rows, **fields}, [line] * rows, run.keys[0], path)
-            run.read |= {ours: name for ours, name in columns.items() if name}
-            run.seen.update(dict.fromkeys(record))
+            run.saw(names, record)
             metrics.append((step, {name: value for name, value in record.items() if name not in lists}))
     add_logs(run, metrics, request)
-    yield run
 
 
-FORMAT = Format("JSON lines with one record a step and lists of rewards and lengths", found, read)
+FORMAT = Format(
+    "step-lists",
+    "JSON lines with one record a step and lists of rewards and lengths",
+    files_that(_begins_so, in_folders=False),
+    one_run(_fill),
+)

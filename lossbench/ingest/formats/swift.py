@@ -13,119 +13,111 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run
-from lossbench.ingest.curves import add_logs
+from lossbench.ingest.base import Format, IngestedRun, Request, one_run
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object, records
-from lossbench.ingest.trainer_logs import (
-    Rewards,
-    TrainingTables,
-    evaluated_steps,
-    reward_names,
-    rewards_by_step,
-    stage_table,
-    training_rows,
-)
+from lossbench.ingest.trainer_logs import TrainerTables, evaluated_steps
 
 COMPLETIONS, LOGGING, ARGS = "completions.jsonl", "logging.jsonl", "args.json"
-_PROGRESS = ("global_step/max_steps", "iteration")
+_USUAL = {"step": ("step", "gen_step"), "completion": ("completion",), "prompt": ("prompt",)}
 
 
-def found(path: Path) -> str | None:
-    """Name of the file that makes `path` the output folder (or one of the log files) of ms-swift."""
-    if path.is_file():
-        return path.name if path.name in (COMPLETIONS, LOGGING) else None
-    return next((name for name in (COMPLETIONS, LOGGING) if (path / name).is_file()), None)
+def _files(path: Path) -> list[Path]:
+    return [file for name in (COMPLETIONS, LOGGING) if (file := _inside(path, name)).is_file()]
 
 
-def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run in a folder."""
-    request = request.part()
-    run = named_run(folder, request)
-    inside = {name: folder if folder.name == name else folder / name for name in (COMPLETIONS, LOGGING, ARGS)}
-    args = json_object(inside[ARGS], request.damage) if inside[ARGS].is_file() else {}
-    history = list(_history(inside[LOGGING], request))
+def _inside(path: Path, name: str) -> Path:
+    return path if path.name == name else path / name
+
+
+def _fill(folder: Path, run: IngestedRun, request: Request) -> None:
+    completions, logging, args_file = (_inside(folder, name) for name in (COMPLETIONS, LOGGING, ARGS))
+    args = json_object(args_file, run.damage) if args_file.is_file() else {}
+    history = list(_history(logging, run)) if logging.is_file() else []
     run.num_generations = whole(args.get("num_generations"))
     run.steps_planned = next((planned for _, planned, _ in history[::-1]), None)
     logged = [(step, row) for step, _, row in history]
-    rows = training_rows(logged)
-    add_logs(run, rows, request)
-    run.logged_rewards = rewards_by_step(rows)
-    if inside[COMPLETIONS].is_file():
-        only_evaluated = evaluated_steps(logged) - {step for step, _ in rows}
-        rewards = Rewards(reward_names(row for _, row in rows), _reward_weights(args), run.notes)
-        _stage(inside[COMPLETIONS], only_evaluated, rewards, run, request)
-    yield run
+    tables = TrainerTables(run, request, weights=_reward_weights(args))
+    trained = tables.read_log(logged)
+    if completions.is_file():
+        _stage(completions, tables, evaluated_steps(logged) - trained)
 
 
-def _reward_weights(args: dict[str, Any]) -> tuple[float, ...] | None:
+def _reward_weights(args: dict[str, Any]) -> list[float] | None:
     """`--reward_weights`, none at all where it was not given; None where the arguments do not hold it."""
-    given = args.get("reward_weights")
-    if "reward_weights" not in args or not isinstance(given, list | None):
-        return None
-    weights = [weight for value in given or () if (weight := number(value)) is not None]
-    return tuple(weights) if len(weights) == len(given or ()) else None
+    given = args.get("reward_weights", "absent") or []
+    weights = [number(value) for value in given] if isinstance(given, list) else [None]
+    return [weight for weight in weights if weight is not None] if None not in weights else None
 
 
-def _history(file: Path, request: Request) -> Iterator[tuple[int, int | None, dict[str, Any]]]:
+def _history(file: Path, run: IngestedRun) -> Iterator[tuple[int, int | None, dict[str, Any]]]:
     """(step, planned steps, metrics) of every training line."""
-    if not file.is_file():
-        return
-    for line, row in records(file, request.damage):
-        progress = next((str(row[key]) for key in _PROGRESS if key in row), None)
-        if progress is None:
-            continue
-        at, _, planned = progress.partition("/")
+    for line, row in records(file, run.damage):
+        progress = row.get("global_step/max_steps", row.get("iteration"))
+        at, _, planned = str(progress).partition("/")
         if (step := whole(at)) is not None:
             yield step, whole(planned), row
-        else:
-            request.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
+        elif progress is not None:
+            run.damage.add(f"{file}, line {line}", f"no step in '{progress}'")
 
 
-def _stage(file: Path, only_evaluated: set[int], rewards: Rewards, run: IngestedRun, request: Request) -> None:
-    tables = TrainingTables(only_evaluated)
-    for line, record in _checked(file, request):
-        is_table = isinstance(record["completion"], list)
-        table = tables.new_rows(record) if is_table else {name: [value] for name, value in record.items()}
-        if table is not None and table["completion"]:
-            stage_table(table, [line] * len(table["completion"]), file, rewards, run, request)
-    if tables.left_out:
-        run.notes.append(
-            f"tables of step {listed(tables.left_out)} left out: an evaluation's, or logged again by a resumed run"
+def _stage(file: Path, tables: TrainerTables, only_evaluated: set[int]) -> None:
+    """Stage the rows of training that are new in a file of tables, or rows by themselves.
+
+    A table may repeat the one before, or begin with it and go on. One that begins afresh at a step that has one already
+    is no training's, nor is one of a step that was evaluated and not trained.
+    """
+    seen: set[int] = set()
+    left_out: set[int] = set()
+    training, first = True, None  # of the table that goes on: whether it is read, and at which step
+    for line, record in _checked(file, tables.run, tables.request):
+        if not isinstance(record["completion"], list):
+            tables.stage({name: [value] for name, value in record.items()}, [line], file)
+            continue
+        known, rows = tables.known_rows(record), len(record["completion"])
+        steps = {step for step in map(whole, set(map(str, record["step"]))) if step is not None}
+        if known == 0 and rows:
+            training, first = not steps & seen and not (steps and steps <= only_evaluated), record["step"][0]
+            left_out |= set() if training else steps
+        elif known:  # one generation, at the step that it began with
+            record = {name: values[known:] for name, values in record.items()} | {"step": [first] * (rows - known)}
+        seen |= steps
+        if training and known < rows:
+            tables.stage(record, [line] * (rows - known), file)
+    if left_out:
+        tables.run.notes.append(
+            f"tables of step {listed(left_out)} left out: an evaluation's, or logged again by a resumed run"
         )
 
 
-def _checked(file: Path, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
+def _checked(file: Path, run: IngestedRun, request: Request) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of the lines that hold completions; step, prompt and completion are under these names."""
-    for line, record in records(file, request.damage):
+    for line, record in records(file, run.damage):
         place = f"{file}, line {line}"
-        step = request.column("step", ("step", "gen_step"), record, place)
-        completion = request.column("completion", ("completion",), record, place)
-        prompt = request.column("prompt", ("prompt",), record, place)
-        if step is None or completion is None:
-            request.damage.add(place, "has no completion, or neither step nor gen_step")
+        named = request.fields(_USUAL, record, place)
+        if not {"step", "completion"} <= named.keys():
+            run.damage.add(place, "has no completion, or neither step nor gen_step")
             continue
-        record["step"], record["completion"] = _from_one(record[step], step), record[completion]
-        if prompt is not None:
-            record["prompt"] = record[prompt]
-        if not isinstance(record["completion"], list):
+        record |= {ours: record[name] for ours, name in named.items()}
+        if named["step"] == "gen_step":  # Megatron counts sampling rounds from 0
+            record["step"] = _from_one(record["step"])
+        lists = {name: value for name, value in record.items() if isinstance(value, list)}
+        if "completion" not in lists:
             yield line, record
-        elif not isinstance(record["step"], list):
-            request.damage.add(place, "its completion is a list, its step is none")
-        elif len({len(value) for value in record.values() if isinstance(value, list)}) != 1:
-            request.damage.add(place, "its lists differ in length")
+        elif "step" not in lists:
+            run.damage.add(place, "its completion is a list, its step is none")
+        elif len(set(map(len, lists.values()))) > 1:
+            run.damage.add(place, "its lists differ in length")
         else:
-            yield line, {name: value for name, value in record.items() if isinstance(value, list)}
+            yield line, lists
 
 
-def _from_one(step: Any, column: str) -> Any:
+def _from_one(step: Any) -> Any:
     """A step, or a list of steps, counted from 1; what is no number stays as it is."""
-    if column != "gen_step":  # Megatron counts sampling rounds from 0
-        return step
     if isinstance(step, list):
-        return [_from_one(value, column) for value in step]
+        return list(map(_from_one, step))
     known = whole(step)
     return step if known is None else known + 1
 
 
-FORMAT = Format("ms-swift: completions.jsonl, logging.jsonl and args.json", found, read)
+FORMAT = Format("swift", "ms-swift: completions.jsonl, logging.jsonl and args.json", _files, one_run(_fill))

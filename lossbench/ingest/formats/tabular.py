@@ -12,8 +12,8 @@ Completions are never in memory as a whole, those of a .json file apart. Curves 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +39,13 @@ ROW_NAMES = {
     "terminated": ("terminated",),
     "group": ("group", "uid"),
 }  # fmt: skip
-_AXES = ("mode", "seed", "run")
+_AXES = {"mode": ("mode", "algo", "algorithm", "loss_type"), "seed": ("seed",), "run": ("run", "run_name")}
+_NO_SEED = "its seed is no number"
 _TENSORBOARD_NAME = re.compile(r"(?:run-)?(?P<run>.*?)-tag-(?P<metric>.+)")
 _WANDB_BOUNDS = ("__MIN", "__MAX")
+
+
+Tidier = Callable[[Row], list[Row]]
 
 
 class Key(NamedTuple):
@@ -52,22 +56,18 @@ class Key(NamedTuple):
     run: str | None
 
 
-def found(path: Path) -> str | None:
-    """Whether `path` is a table, or a folder whose own files are tables."""
+def _files(path: Path) -> list[Path]:
+    """A table, or the tables among a folder's own files."""
     if path.is_file():
-        known = path.suffix in SUFFIXES and (path.suffix not in (".log", ".txt") or is_lines(path))
-        return path.name if known else None
-    tables = _tables(path)
-    return tables[0].name if tables else None
+        return [path] if _may_be_table(path) else []
+    return sorted(file for file in path.iterdir() if file.is_file() and _may_be_table(file) and _has_steps(file))
 
 
-def _tables(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    return sorted(file for file in path.iterdir() if file.is_file() and found(file) and _is_table(file))
+def _may_be_table(file: Path) -> bool:
+    return file.suffix in SUFFIXES and (file.suffix not in (".log", ".txt") or is_lines(file))
 
 
-def _is_table(file: Path) -> bool:
+def _has_steps(file: Path) -> bool:
     """Whether a file among others, such as settings and notes, is a table with steps."""
     if file.suffix == ".csv" or _TENSORBOARD_NAME.fullmatch(file.stem):
         return True
@@ -77,36 +77,44 @@ def _is_table(file: Path) -> bool:
         return False
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
+def _read(path: Path, request: Request) -> Iterable[IngestedRun]:
     """One run per mode, seed and run name that the tables at `path` tell apart."""
     runs: dict[Key, IngestedRun] = {}
-    for file in _tables(path):
+    for file in [path] if path.is_file() else _files(path):
         _Table(file, path, runs, request).read()
-    yield from runs.values()
+    return runs.values()
 
 
 @dataclass
 class _Table:
-    """A file, and the runs found so far, by key."""
+    """A file, and the runs found so far, by key. `damage` is that of the file, and so of each of its runs."""
 
     file: Path
     source: Path
     runs: dict[Key, IngestedRun]
     request: Request
+    damage: Damage = field(init=False)
 
     def read(self) -> None:
         """Stage the file's completions, and add its curves to the runs' logs."""
-        header, damage = list(first_fields(self.file)), self.request.damage.part()
-        step = self.request.columns.get("step") in header or any(name in header for name in STEP_NAMES)
-        if step and self._texts(header) and set(header).issuperset(self.request.columns.values()):
-            keys = self._stage(header, damage)
-            for run in keys:
-                run.damage.share(damage)
-        else:
-            self._read_curves(damage)
+        self.damage = self.request.damage.part()
+        header = list(first_fields(self.file))
+        if not (self._columns("completion", header) and set(header).issuperset(self.request.columns.values())):
+            header = list(first_fields(self.file, None))
+        if not header:
+            self.damage.add(str(self.file), "holds no row")
+            return
+        step = _step_column(header, self.file, self.request)
+        tidied = _tidier(self.file, header, step, self.request)
+        texts, lengths = (self._columns(name, header) for name in ("completion", "length"))
+        staged: dict[Key, bool] = {}
+        if tidied is None and (texts or lengths):
+            staged = self._stage(header, step, bool(texts))
+        if not staged or not all(staged.values()):
+            self._add_curves(tidied or (lambda row: [row]), staged)
 
-    def _texts(self, header: Iterable[str]) -> list[str]:
-        return self.request.every_column("completion", ROW_NAMES["completion"], [*header], str(self.file))
+    def _columns(self, field_name: str, header: list[str]) -> list[str]:
+        return self.request.every_column(field_name, ROW_NAMES[field_name], header, str(self.file))
 
     def _run(self, key: Key) -> IngestedRun:
         if key not in self.runs:
@@ -116,18 +124,18 @@ class _Table:
             self.runs[key] = IngestedRun(self.source, name, mode=key.mode, seed=key.seed, damage=damage)
         return self.runs[key]
 
-    def _stage(self, header: list[str], damage: Damage, wanted: Iterable[Key] | None = None) -> list[IngestedRun]:
-        """Stage the rows of the table; the runs that they are of. Rows that name no run are counted in `damage`."""
+    def _stage(self, header: list[str], step: str, texts: bool) -> dict[Key, bool]:
+        """Stage the rows of the table; the runs that they are of, and whether they are completions: texts, or several
+        whole lengths a step. Rows that name no run are damage."""
         staging, place = self.request.staging, str(self.file)
+        # A usual column may begin late.
         columns = {
-            # A usual column may begin late.
             ours: self.request.every_column(ours, usual, [*header, *usual], place)
             for ours in ROW_FIELDS
             for usual in [ROW_NAMES.get(ours, ())]
-        }
-        columns["step"] = [_step_column(header, self.file, self.request)]
+        } | {"step": [step]}
         axes = self._axes(header)
-        staging.add_documents(documents(self.file, damage, staging.con), columns, self.file, axes)
+        staging.add_documents(documents(self.file, self.damage, staging.con), columns, self.file, axes)
         found: dict[Key, list[str]] = {}
         for raw in staging.keys(self.file):
             values = dict(zip(axes, json.loads(raw), strict=True))
@@ -135,65 +143,24 @@ class _Table:
                 if values[name] is not None and name not in header:
                     late = f"column {name} begins after row {FIRST_ROWS}: give every row one, or none"
                     raise UsageError(f"{self.file}: {late}")
-            key = self._key(values, axes, header)
-            if key is None:
-                staging.refuse(raw, self.file, "its seed is no number", damage)
-            elif wanted is None or key in wanted:
+            if (key := self._key(values, axes, header)) is None:
+                staging.refuse(raw, self.file, _NO_SEED, self.damage)
+            else:
                 found.setdefault(key, []).append(raw)
-        for key, raws in found.items():
+        means = "length" not in self.request.columns  # then a fraction is a mean of some micro-batch or rank
+        kinds = {key: texts or staging.several_a_step(raws, self.file, means) for key, raws in found.items()}
+        for key, completions in kinds.items():
             run = self._run(key)
-            run.keys += raws
-            run.read |= {
-                ours: known[0] for ours, names in columns.items() if (known := [n for n in names if n in header])
-            }
-            run.seen.update(dict.fromkeys(header))
-        return [self._run(key) for key in found]
+            run.damage.share(self.damage)
+            if completions:
+                run.keys += found[key]
+                read = {ours: [name for name in names if name in header] for ours, names in columns.items()}
+                run.saw({ours: names[0] for ours, names in read.items() if names}, header)
+        return kinds
 
     def _axes(self, header: list[str]) -> list[str]:
-        usual = {"mode": ("mode", "algo", "algorithm", "loss_type"), "seed": ("seed",), "run": ("run", "run_name")}
-        return [self.request.column(name, usual[name], header, str(self.file)) or name for name in _AXES]
-
-    def _read_curves(self, damage: Damage) -> None:
-        header, tidied = _header(self.file, damage, self.request)
-        if not header:
-            damage.add(str(self.file), "holds no row")
-            return
-        step = _step_column(header, self.file, self.request)
-        axes = self._axes(header)
-
-        def keyed(nameless: Damage) -> Iterator[tuple[int, Row, Key]]:
-            for line, raw in rows(self.file, Damage()):
-                for row in tidied(raw):
-                    if (key := self._key(row, axes, header)) is not None:
-                        yield line, row, key
-                    else:
-                        nameless.add(f"{self.file}, line {line}", "its seed is no number")
-
-        kinds = self._kinds(keyed(damage), header, step)
-        for key in kinds:
-            self._run(key).damage.share(damage)
-        curves = {key: self._run(key) for key, completions in kinds.items() if not completions}
-        if curves:
-            self._add_curves(keyed(Damage()), curves, header, step)
-        if completions := kinds.keys() - curves.keys():
-            self._stage(header, Damage(), completions)
-
-    def _kinds(self, keyed: Iterable[tuple[int, Row, Key]], header: list[str], step: str) -> dict[Key, bool]:
-        """The runs of a table, and whether it holds completions of them: texts, or several whole lengths a step."""
-        texts = self._texts(header)
-        length = self.request.column("length", ROW_NAMES["length"], header, str(self.file))
-        kinds: dict[Key, bool] = {}
-        steps: dict[Key, set[Any]] = {}
-        means: set[Key] = set()
-        for _, row, key in keyed:
-            if kinds.setdefault(key, bool(texts)) or length is None or row.get(length) is None:
-                continue
-            at, before = str(row.get(step)), steps.setdefault(key, set())
-            if "length" not in self.request.columns and (number(row[length]) or 0.0) % 1:
-                means.add(key)  # a mean of some micro-batch or rank
-            kinds[key] = at in before
-            before.add(at)
-        return {key: completions and key not in means for key, completions in kinds.items()}
+        """The columns of mode, seed and run."""
+        return [self.request.column(name, usual, header, str(self.file)) or name for name, usual in _AXES.items()]
 
     def _key(self, row: Mapping[str, Any], axes: list[str], header: list[str]) -> Key | None:
         """Whose row it is: by its columns, else by the run's name in it, else by the name of the file or its folder;
@@ -203,69 +170,63 @@ class _Table:
         named = (mode_and_seed(name) or (None, None)) if name else naming(self.file, self.request.top)[1:]
         if axes[0] not in header:
             mode = named[0]
-        own_seed = whole(seed)
-        if axes[1] not in header:
-            own_seed = named[1]
-        elif own_seed is None and seed is not None:
+        own_seed = whole(seed) if axes[1] in header else named[1]
+        if axes[1] in header and own_seed is None and seed is not None:
             return None
         return Key(None if mode is None else str(mode), own_seed, name)
 
-    def _add_curves(
-        self, keyed: Iterable[tuple[int, Row, Key]], runs: Mapping[Key, IngestedRun], header: list[str], step: str
-    ) -> None:
-        """Add the table's metrics to the `logs` of each of the runs. Raises UsageError where it has none we know."""
+    def _add_curves(self, tidied: Tidier, staged: Mapping[Key, bool]) -> None:
+        """Add the table's metrics to the `logs` of each run whose completions are not `staged`.
+
+        Raises UsageError where the table has none we know.
+        """
+        damage = Damage() if staged else self.damage  # staging has counted it
+        table = [(line, row) for line, raw in rows(self.file, damage) for row in tidied(raw)]
+        header = list(dict.fromkeys(name for _, row in table for name in row))
+        step, axes = _step_column(header, self.file, self.request), self._axes(header)
+        found: dict[Key, list[tuple[int, Row]]] = {}
+        for line, row in table:
+            if (key := self._key(row, axes, header)) is None:
+                damage.add(f"{self.file}, line {line}", _NO_SEED)
+            elif not staged.get(key):
+                found.setdefault(key, []).append((line, row))
         columns = metric_columns(header, self.request, str(self.file), strict=True)
-        if not columns:
+        if found and not columns:
             has = one_line(", ".join(header), 500)
             meant = " ".join(look_alikes({}, header)[:4]) or "--map reward_mean=COLUMN, ..."
             raise UsageError(f"{self.file}: no column that lossbench knows; it has {has}: {meant}")
         metrics = [name for names in columns.values() for name in names]
-        found: dict[Key, list[tuple[int, Row]]] = {key: [] for key in runs}
-        for line, row, key in keyed:
-            at = whole(row.get(step))
-            if key in runs and at is not None:
-                found[key].append((at, row))
-            elif key in runs and any(number(row.get(name)) is not None for name in metrics):
-                # A row that W&B logged of something else has neither.
-                runs[key].damage.add(f"{self.file}, line {line}", f"step {row.get(step)!r} is no number")
-        for key, run in runs.items():
+        for key, lines in found.items():
+            run = self._run(key)
+            run.damage.share(damage)
             run.read["step"] = step
-            add_logs(run, found[key], self.request, mean=True)
+            for line, row in lines:
+                # A row that W&B logged of something else has neither.
+                if whole(row.get(step)) is None and any(number(row.get(name)) is not None for name in metrics):
+                    run.damage.add(f"{self.file}, line {line}", f"step {row.get(step)!r} is no number")
+            curve = [(at, row) for _, row in lines if (at := whole(row.get(step))) is not None]
+            add_logs(run, curve, self.request, mean=True)
 
 
-def _header(file: Path, damage: Damage, request: Request) -> tuple[list[str], Callable[[Row], list[Row]]]:
-    """The columns of a table in wide form, and what gives it that form. Its damaged lines are counted in `damage`."""
-    tidied: Callable[[Row], list[Row]] | None = None
-    header: dict[str, None] = {}
-    for _, raw in rows(file, damage):
-        if raw:
-            tidied = tidied or _tidier(file, list(raw), request)
-            for row in tidied(raw):
-                header.update(dict.fromkeys(row))
-    return list(header), tidied or (lambda row: [row])
-
-
-def _tidier(file: Path, header: list[str], request: Request) -> Callable[[Row], list[Row]]:
+def _tidier(file: Path, header: list[str], step: str, request: Request) -> Tidier | None:
     """Function that makes wide rows of a file's row: W&B's charts, TensorBoard's scalars and long tables are not."""
     if set(TENSORBOARD) <= set(header):
         match = _TENSORBOARD_NAME.fullmatch(file.stem)
-        name, run = (match["metric"], match["run"]) if match else ("Value", file.stem)
-        return lambda row: [{"Step": row.get("Step"), "run": run, name: row.get("Value")}]
-    metric = request.column("metric", ("metric",), header, str(file))
-    value = request.column("value", ("value",), header, str(file))
+        tag, of = (match["metric"], match["run"]) if match else ("Value", file.stem)
+        return lambda row: [{"Step": row.get("Step"), "run": of, tag: row.get("Value")}]
+    metric, value = (request.column(name, (name,), header, str(file)) for name in ("metric", "value"))
     if metric and value:
         return lambda row: [
             {**{k: v for k, v in row.items() if k not in (metric, value)}, str(row.get(metric)): row.get(value)}
         ]
     charts = [(name, *name.rsplit(" - ", 1)) for name in header if " - " in name and not name.endswith(_WANDB_BOUNDS)]
     if charts:
-        step = _step_column(header, file, request)
         return lambda row: [
             {step: row.get(step), "run": run, metric: row.get(name)}
             for name, run, metric in charts
             if row.get(name) is not None  # a chart has a row for every step that any of its runs logged
         ]
-    return lambda row: [row]
+    return None
 
 
 def _step_column(header: list[str], file: Path, request: Request) -> str:
@@ -278,8 +239,9 @@ def _step_column(header: list[str], file: Path, request: Request) -> str:
 
 
 FORMAT = Format(
+    "csv",
     "CSV, JSON or parquet table of curves (W&B, TensorBoard, hand-made), or one row per completion",
-    found,
-    read,
+    _files,
+    _read,
     any_table=True,
 )

@@ -8,7 +8,6 @@ training's: that file is left out.
 """
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import one_line
-from lossbench.ingest.base import Format, IngestedRun, Request, named_run
-from lossbench.ingest.curves import add_logs
+from lossbench.ingest.base import Format, IngestedRun, Request, one_run
 from lossbench.ingest.fields import listed, number, whole
 from lossbench.ingest.reading import json_object
-from lossbench.ingest.trainer_logs import (
-    RepeatedTable,
-    Rewards,
-    evaluated_steps,
-    reward_names,
-    rewards_by_step,
-    stage_table,
-    training_rows,
-)
+from lossbench.ingest.trainer_logs import Logged, TrainerTables, evaluated_steps
 
 _COMPLETIONS = re.compile(r"completions_(\d+)\.parquet")
 STATE_FILE = "trainer_state.json"
 
 
-def found(path: Path) -> str | None:
-    """Name of the file that makes `path` the output folder (or a completions file) of TRL's trainer."""
-    if path.is_file():
-        return path.name if _COMPLETIONS.fullmatch(path.name) or _is_state(path) else None
-    completions = _completion_files(path)
-    if completions:
-        return str(completions[0].relative_to(path))
-    if any((path / name).exists() for name in ("completions.jsonl", "logging.jsonl")):
-        return None  # ms-swift's trainer leaves a trainer_state.json too
+def _files(path: Path) -> list[Path]:
+    """The completions files of TRL's trainer at a path, else its state."""
     state = _state_file(path)
-    return str(state.relative_to(path)) if state else None
+    if path.is_dir() and any((path / name).exists() for name in ("completions.jsonl", "logging.jsonl")):
+        state = None  # ms-swift's trainer leaves a trainer_state.json too
+    return _completion_files(path) or ([state] if state else [])
 
 
 def _is_state(file: Path) -> bool:
@@ -77,41 +62,31 @@ def _state_file(path: Path) -> Path | None:
     return max(states, key=lambda file: int(file.parent.name[11:]), default=None)
 
 
-def read(folder: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run in a folder."""
-    request = request.part()
-    run = named_run(folder, request)
+def _fill(folder: Path, run: IngestedRun, request: Request) -> None:
     state_file = _state_file(folder)
-    state = json_object(state_file, request.damage) if state_file else {}
-    rows = _history(state)
-    history = training_rows(rows)
-    add_logs(run, history, request)
-    run.logged_rewards = rewards_by_step(history)
+    state = json_object(state_file, run.damage) if state_file else {}
+    tables = TrainerTables(run, request)
+    tables.read_log(_history(state))
     run.steps_planned = whole(state.get("max_steps"))
     if (every := number(state.get("logging_steps")) or 1) > 1:
         run.notes.append(f"step metrics are means over {every:g} steps (logging_steps)")
     files = _completion_files(folder)
-    alone = _state_beside(folder)
-    saved = json_object(alone, request.damage) if alone else state
+    # The trainer state that belongs to a completions file named alone.
+    beside = (folder.parent, folder.parent.parent) if _COMPLETIONS.fullmatch(folder.name) else ()
+    alone = next((found for above in beside if (found := _state_file(above))), None)
+    saved = json_object(alone, run.damage) if alone else state
     if files and not saved:
         run.notes.append(
             f"no {STATE_FILE} to read: completions of an evaluation, if there was one, are taken for training's"
         )
-    _stage(files, _evaluated(saved, files), reward_names(row for _, row in history), run, request)
-    yield run
+    _stage(files, _evaluated(saved, files), tables)
 
 
-def _history(state: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+def _history(state: dict[str, Any]) -> Logged:
     """(step, row) of the trainer's log, in its order."""
     history = state.get("log_history")
     rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
     return [(step, row) for row in rows if (step := whole(row.get("step"))) is not None]
-
-
-def _state_beside(file: Path) -> Path | None:
-    """The trainer state that belongs to a completions file named alone."""
-    folders = (file.parent, file.parent.parent) if _COMPLETIONS.fullmatch(file.name) else ()
-    return next((state for folder in folders if (state := _state_file(folder))), None)
 
 
 def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
@@ -126,37 +101,35 @@ def _evaluated(state: dict[str, Any], files: list[Path]) -> set[int]:
     return steps
 
 
-def _stage(files: list[Path], evaluated: set[int], names: list[str], run: IngestedRun, request: Request) -> None:
-    repeated, rewards, left_out = RepeatedTable(), Rewards(names, notes=run.notes), []
+def _stage(files: list[Path], evaluated: set[int], tables: TrainerTables) -> None:
+    left_out = []
     for file in files:
-        columns = _columns(file, request)
+        columns = _columns(file, tables.run, tables.request)
         if columns is None:
             continue
-        compared = [columns[name] for name in ("prompt", "completion", "advantage") if name in columns]
-        known = repeated.known_rows(*compared)  # an evaluation's rows are written again too, until new ones are drawn
+        # An evaluation's rows are written again too, until new ones are drawn.
+        known, rows = tables.known_rows(columns, ("prompt", "completion", "advantage")), len(columns["completion"])
         if _step_of(file) in evaluated:
             left_out.append(_step_of(file))
-        elif known < len(columns["completion"]):
-            stage_table(columns, range(1, len(columns["completion"]) + 1), file, rewards, run, request)
+        elif known < rows:
+            tables.stage(columns, range(1, rows + 1), file)
     if left_out:
-        run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
+        tables.run.notes.append(f"completions of step {listed(left_out)} left out: an evaluation wrote over their file")
 
 
-def _columns(file: Path, request: Request) -> dict[str, list[Any]] | None:
+def _columns(file: Path, run: IngestedRun, request: Request) -> dict[str, list[Any]] | None:
     """The columns of a completions file, with `step` and `completion` under these names; None where it is damaged."""
     try:
         columns = pq.read_table(file).to_pydict()
     except (pa.ArrowException, OSError, ValueError) as error:
-        request.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
+        run.damage.add(str(file), f"not a readable parquet file ({one_line(error, 100)})")
         return None
-    for name in ("step", "prompt", "completion"):
-        column = request.column(name, (name,), columns, str(file))
-        if column:
-            columns[name] = columns[column]
+    named = request.fields({name: (name,) for name in ("step", "prompt", "completion")}, columns, str(file))
+    columns |= {ours: columns[name] for ours, name in named.items()}
     if not columns.get("step") or "completion" not in columns:
-        request.damage.add(str(file), "has no rows, or no columns step and completion")
+        run.damage.add(str(file), "has no rows, or no columns step and completion")
         return None
     return columns
 
 
-FORMAT = Format("TRL: completions_*.parquet and trainer_state.json", found, read)
+FORMAT = Format("trl", "TRL: completions_*.parquet and trainer_state.json", _files, one_run(_fill))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, named_run
+from lossbench.ingest.base import Format, IngestedRun, Request, mode_and_seed, one_run
 from lossbench.ingest.curves import add_logs
 from lossbench.ingest.fields import Damage, whole
 from lossbench.ingest.reading import documents, first_fields, records
@@ -34,14 +34,13 @@ _ROLLOUT = re.compile(r"(?<![a-z])(rollout|train)", re.IGNORECASE)
 _WITHOUT_SESSION = r"regexp_replace({}, '_\d+_\d+$', '')"
 
 
-def found(path: Path) -> str | None:
-    """Name of the file that makes `path` a folder of verl's dumps, a folder of such folders, or one such file."""
-    if path.is_file():
-        return path.name if path.suffix == ".jsonl" and (_is_dump(path) or _is_metrics(path)) else None
-    dump = next((file for file in _dumps(path) if _is_dump(file)), None)
-    if dump is not None:
-        return str(dump.relative_to(path))
-    return next((file.name for file in sorted(path.glob("*.jsonl")) if _is_metrics(file)), None)
+def _files(path: Path) -> Iterator[Path]:
+    """A file of verl's, or those of a folder of its dumps or of such folders."""
+    if path.is_dir():
+        yield from (file for file in _dumps(path) if _is_dump(file))
+        yield from filter(_is_metrics, sorted(path.glob("*.jsonl")))
+    elif path.suffix == ".jsonl" and (_is_dump(path) or _is_metrics(path)):
+        yield path
 
 
 def _is_dump(file: Path) -> bool:
@@ -68,41 +67,36 @@ def _holds_dumps_of_parent(folder: Path) -> bool:
     return folder.is_dir() and named is not None and mode_and_seed(folder.name) is None
 
 
-def read(path: Path, request: Request) -> Iterator[IngestedRun]:
-    """The run whose dumps and metrics lie in `path`."""
-    request = request.part()
-    run = named_run(path, request)
+def _fill(path: Path, run: IngestedRun, request: Request) -> None:
     logged = [
         (step, row["data"])
         for file in ([path] if path.is_file() else sorted(path.glob("*.jsonl")))
         if _is_metrics(file)
-        for _, row in records(file, request.damage)
+        for _, row in records(file, run.damage)
         if isinstance(row.get("data"), dict) and (step := whole(row.get("step"))) is not None
     ]
     add_logs(run, logged, request)
     for file in _dumps(path):
-        _stage(file, run, request)
-    yield run
+        first = first_fields(file)
+        columns = request.fields(_USUAL, first, str(file)) if first else {}
+        if not columns.keys() & {"completion", "reward", "length"}:
+            run.damage.add(str(file), "holds no completions" if first else "holds no JSON object with fields")
+            continue
+        run.saw(columns, first)
+        named = whole(file.stem) if file.stem.isdecimal() else None
+        request.staging.add_documents(
+            documents(file, run.damage, request.staging.con),
+            {ours: [name] for ours, name in columns.items()},
+            file,
+            run.keys[0],
+            split="evals" if _VALIDATION.search(file.parent.name) else "rollouts",
+            changed={"group": _WITHOUT_SESSION, "step": "{}" if named is None else f"coalesce({{}}, '{named}')"},
+        )
 
 
-def _stage(file: Path, run: IngestedRun, request: Request) -> None:
-    first = first_fields(file)
-    columns = {ours: request.every_column(ours, usual, first, str(file)) for ours, usual in _USUAL.items() if first}
-    columns = {ours: names[:1] for ours, names in columns.items() if names}
-    if not columns.keys() & {"completion", "reward", "length"}:
-        request.damage.add(str(file), "holds no completions" if first else "holds no JSON object with fields")
-        return
-    run.read |= {ours: names[0] for ours, names in columns.items()}
-    run.seen.update(dict.fromkeys(first))
-    request.staging.add_documents(
-        documents(file, request.damage, request.staging.con),
-        columns,
-        file,
-        run.keys[0],
-        split="evals" if _VALIDATION.search(file.parent.name) else "rollouts",
-        step=whole(file.stem) if file.stem.isdecimal() else None,
-        changed={"group": _WITHOUT_SESSION},
-    )
-
-
-FORMAT = Format("verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics", found, read)
+FORMAT = Format(
+    "verl",
+    "verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics",
+    _files,
+    one_run(_fill),
+)
