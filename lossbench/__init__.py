@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["ModeTrainer", "Sweep", "__version__", "agg_loss", "load", "parse_mode", "run_sweep", "watch"]
 
 _LAZY = {
-    "ModeTrainer": "lossbench.training.trainer",
-    "Sweep": "lossbench.api",
-    "agg_loss": "lossbench.loss.verl_agg_loss",
-    "load": "lossbench.api",
-    "parse_mode": "lossbench.loss.modes",
-    "run_sweep": "lossbench.api",
-    "watch": "lossbench.diagnosis.watch",
-}
-
+    "ModeTrainer": "training.trainer", "Sweep": "api", "agg_loss": "loss.verl_agg_loss", "load": "api",
+    "parse_mode": "loss.modes", "run_sweep": "api", "watch": "diagnosis.watch",
+}  # fmt: skip
 
 # Nobody is told what is run here, whether the hub's client was imported before or comes later.
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -39,5 +33,5 @@ if "huggingface_hub.constants" in sys.modules:
 def __getattr__(name: str):
     """Import a public name from its module the first time it is asked for."""
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(import_module(f"lossbench.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'lossbench' has no attribute {name!r}")

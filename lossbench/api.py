@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lossbench.metrics.compare import Side
-    from lossbench.metrics.length import Summary
     from lossbench.report.data import ReportData
     from lossbench.report.write import Report
 
@@ -102,11 +101,7 @@ class Sweep(StoredSweep):
         """
         import pandas as pd
 
-        from lossbench.metrics.compare import Side
-        from lossbench.metrics.length import summarise
-
-        summary = summarise(self)
-        rows, _ = compared(Side(summary, _arm_of(summary, a)), Side(summary, _arm_of(summary, b)), metrics)
+        rows, _ = compared(*_sides_of(self, a, b), metrics)
         return pd.DataFrame(rows)
 
     def report(self, out: Path | None = None, baseline: str | None = None) -> "Report":
@@ -121,15 +116,16 @@ class Sweep(StoredSweep):
     def plot(self, name: str, baseline: str | None = None) -> "Figure":
         """The report's figure `name`. Raises UsageError for an unknown one, or where the sweep has nothing to draw."""
         from lossbench.report.figures import FIGURES
+        from lossbench.report.panels import draw
         from lossbench.report.style import look
 
         if name not in FIGURES:
             raise UsageError(unknown("figure", name, FIGURES))
-        with look():
-            figure = FIGURES[name].draw(self.data(baseline))
-        if figure is None:
+        picture = FIGURES[name].picture(self.data(baseline))
+        if picture is None:
             raise UsageError(f"figure '{name}': the sweep in '{self.path}' has nothing to draw there")
-        return figure
+        with look():
+            return draw(picture)
 
 
 def arm_rows(data: "ReportData") -> list[dict[str, Any]]:
@@ -158,8 +154,7 @@ def sides(a: str, b: str, sweep: Path | None = None) -> "list[tuple[Side, Side]]
 
     folders = [is_sweep(Path(name)) for name in (a, b)]
     if not any(folders):
-        summary = summarise(load(sweep))
-        return [(Side(summary, _arm_of(summary, a)), Side(summary, _arm_of(summary, b)))]
+        return [_sides_of(load(sweep), a, b)]
     if not all(folders):
         folder, other = (a, b) if folders[0] else (b, a)
         raise UsageError(f"'{folder}' is a sweep's folder but '{other}' is not: give two folders, or two modes of one")
@@ -173,18 +168,20 @@ def sides(a: str, b: str, sweep: Path | None = None) -> "list[tuple[Side, Side]]
     return [(Side(first, arm, f"{a}: {arm}"), Side(second, arm, f"{b}: {arm}")) for arm in shared]
 
 
-def _arm_of(summary: "Summary", text: str) -> str:
-    """The sweep's arm that `text` names, by its stored name or another spelling of its mode."""
+def _sides_of(sweep: StoredSweep, a: str, b: str) -> "tuple[Side, Side]":
+    """Two arms of a sweep, each by its stored name or another spelling of its mode. Raises UsageError."""
     from lossbench.loss.modes import parse_mode
-    from lossbench.metrics.compare import arms_of
+    from lossbench.metrics.compare import Side, arms_of
+    from lossbench.metrics.length import summarise
 
-    arms, name = arms_of(summary.metrics), text
-    if name not in arms:
+    summary = summarise(sweep)
+    arms, names = arms_of(summary.metrics), [a, b]
+    for i, text in enumerate(names):
         with suppress(ValueError):
-            name = parse_mode(text).name
-    if name not in arms:
-        raise UsageError(unknown("mode of this sweep", text, arms))
-    return name
+            names[i] = text if text in arms else parse_mode(text).name
+        if names[i] not in arms:
+            raise UsageError(unknown("mode of this sweep", text, arms))
+    return Side(summary, names[0]), Side(summary, names[1])
 
 
 def compared(a: "Side", b: "Side", metrics: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:

@@ -21,15 +21,12 @@ def exclusive(path: Path, refusal: str | None = None) -> Iterator[None]:
     """Hold the lock file `path`: wait for its holder or, where a `refusal` is given, raise UsageError with it."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(path, timeout=-1 if refusal is None else _BRIEFLY_S)
     try:
-        lock.acquire()
+        held = FileLock(path).acquire(timeout=-1 if refusal is None else _BRIEFLY_S)
     except Timeout:
         raise UsageError(str(refusal)) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

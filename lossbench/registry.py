@@ -7,12 +7,10 @@ from lossbench.errors import unknown
 
 
 class Named(Protocol):
-    """Anything with a name."""
+    """Anything with a name, which may be read only."""
 
     @property
-    def name(self) -> str:
-        """The name it is registered under."""
-        ...
+    def name(self) -> str: ...  # noqa: D102
 
 
 Entry = TypeVar("Entry", bound=Named)

@@ -15,16 +15,11 @@ from scipy import optimize
 from scipy import stats as scipy_stats
 
 Alternative = Literal["greater", "less", "two-sided"]
+Values = Sequence[float] | np.ndarray
 
-EXACT_PAIRS = 18
-"""Up to this many pairs all 2ⁿ sign patterns are enumerated; beyond it they are sampled."""
-
-SAMPLED_FLIPS = 50_000
-"""Random sign patterns drawn, each used with its opposite, when there are more than `EXACT_PAIRS` pairs."""
-
-RESAMPLES = 9_999
-"""Default number of bootstrap resamples."""
-
+EXACT_PAIRS = 18  # up to this many pairs all 2ⁿ sign patterns are enumerated; beyond it they are sampled
+SAMPLED_FLIPS = 50_000  # random sign patterns drawn, each used with its opposite
+RESAMPLES = 9_999  # of a bootstrap
 _TIE_TOLERANCE = 1e-12
 
 
@@ -36,10 +31,6 @@ class Interval:
     low: float
     high: float
     confidence: float = 0.95
-
-    def inside(self, low: float, high: float) -> bool:
-        """Whether the whole interval lies strictly between `low` and `high` (False for NaN bounds)."""
-        return bool(low < self.low and self.high < high)
 
     def outside(self, low: float, high: float) -> bool:
         """Whether the whole interval lies strictly outside [`low`, `high`] (False for NaN bounds)."""
@@ -59,7 +50,7 @@ def sign_flip_p(differences: np.ndarray, alternative: Alternative = "two-sided",
     observed = differences.sum(axis=-1, keepdims=True)
     slack = _TIE_TOLERANCE * np.abs(differences).sum(axis=-1, keepdims=True)
     exact = n <= EXACT_PAIRS
-    sums = _half_of_flipped_sums(differences) if exact else _drawn_flipped_sums(differences, seed)
+    sums = _half_of_flipped_sums(differences) if exact else differences @ _random_signs(n, seed)
     # A pattern's opposite has the opposite sum, so half of the patterns stand for all.
     above, below = (sums >= observed - slack), (sums <= slack - observed)
     if alternative == "less":
@@ -78,11 +69,6 @@ def _half_of_flipped_sums(differences: np.ndarray) -> np.ndarray:
         column = differences[..., k : k + 1]
         sums = np.concatenate([sums + column, sums - column], axis=-1)
     return sums
-
-
-def _drawn_flipped_sums(differences: np.ndarray, seed: int) -> np.ndarray:
-    """Sums of `differences` (..., n) under random sign patterns, shape (..., `SAMPLED_FLIPS`)."""
-    return differences @ _random_signs(differences.shape[-1], seed)
 
 
 @lru_cache(maxsize=2)
@@ -104,22 +90,18 @@ def seeds_needed(alpha: float, alternative: Alternative = "greater") -> int:
     return n
 
 
-def t_interval(values: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Interval:
+def t_interval(values: Values, confidence: float = 0.95) -> Interval:
     """Mean of `values` with its t interval; the bounds are NaN with fewer than two values."""
     values = np.asarray(values, dtype=float)
     n = values.size
-    if n == 0:
-        return Interval(np.nan, np.nan, np.nan, confidence)
-    mean = float(values.mean())
+    mean = float(values.mean()) if n else np.nan
     if n < 2:
         return Interval(mean, np.nan, np.nan, confidence)
     half = float(scipy_stats.t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) / np.sqrt(n))
     return Interval(mean, mean - half, mean + half, confidence)
 
 
-def ratio_interval(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, confidence: float = 0.95
-) -> Interval:
+def ratio_interval(a: Values, b: Values, confidence: float = 0.95) -> Interval:
     """Geometric mean of a/b over pairs with the t interval of the log ratios; NaN unless all values are positive."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.size == 0 or not (np.all(a > 0) and np.all(b > 0)):
@@ -129,13 +111,9 @@ def ratio_interval(
 
 
 def bootstrap_interval(
-    a: Sequence[float] | np.ndarray,
-    b: Sequence[float] | np.ndarray,
-    rng: np.random.Generator,
-    statistic: Literal["difference", "ratio"] = "difference",
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-) -> Interval:
+    a: Values, b: Values, rng: np.random.Generator, statistic: Literal["difference", "ratio"] = "difference",
+    confidence: float = 0.95, resamples: int = RESAMPLES,
+) -> Interval:  # fmt: skip
     """Percentile bootstrap over pairs of mean(a) - mean(b) or of mean(a)/mean(b), by `scipy.stats.bootstrap`.
 
     Percentile intervals of few pairs are too narrow: read them beside the t interval, not instead of it.
@@ -151,12 +129,11 @@ def bootstrap_interval(
     estimate = float(value(a, b))
     if a.size < 2:
         return Interval(estimate, np.nan, np.nan, confidence)
-    result = scipy_stats.bootstrap(
+    found = scipy_stats.bootstrap(
         (a, b), value, paired=True, vectorized=True, n_resamples=resamples, confidence_level=confidence,
         method="percentile", rng=rng,
-    )  # fmt: skip
-    low, high = result.confidence_interval
-    return Interval(estimate, float(low), float(high), confidence)
+    ).confidence_interval  # fmt: skip
+    return Interval(estimate, float(found.low), float(found.high), confidence)
 
 
 def power_paired_t(d_z: float, n: int, alpha: float = 0.05, sides: Literal[1, 2] = 2) -> float:
@@ -181,10 +158,8 @@ def power_paired_t(d_z: float, n: int, alpha: float = 0.05, sides: Literal[1, 2]
 def _t_power(d_z: float, n: int, alpha: float, sides: int) -> float:
     critical = scipy_stats.t.ppf(1 - alpha / sides, n - 1)
     shift = d_z * np.sqrt(n)
-    power = scipy_stats.nct.sf(critical, n - 1, shift)
-    if sides == 2:
-        power += scipy_stats.nct.cdf(-critical, n - 1, shift)
-    return float(min(1.0, power))
+    below = scipy_stats.nct.cdf(-critical, n - 1, shift) if sides == 2 else 0.0
+    return float(min(1.0, scipy_stats.nct.sf(critical, n - 1, shift) + below))
 
 
 @lru_cache(maxsize=256)
@@ -199,7 +174,7 @@ def detectable_d_z(n: int, power: float = 0.8, alpha: float = 0.05, sides: Liter
     return float(root)
 
 
-def non_inferiority(differences: Sequence[float] | np.ndarray, margin: float) -> float:
+def non_inferiority(differences: Values, margin: float) -> float:
     """One-sided exact p against "the mean difference is ≤ -margin": the sign-flip test of differences + margin.
 
     A small p says that the first arm is not worse than the second by `margin` (> 0, units of the metric) or more.
@@ -209,7 +184,7 @@ def non_inferiority(differences: Sequence[float] | np.ndarray, margin: float) ->
     return float(sign_flip_p(np.asarray(differences, dtype=float) + margin, "greater"))
 
 
-def tost(differences: Sequence[float] | np.ndarray, low: float, high: float) -> float:
+def tost(differences: Values, low: float, high: float) -> float:
     """p of the two one-sided t tests that the mean of `differences` lies between `low` and `high`.
 
     p ≤ α exactly when the (1 - 2α) t interval lies inside the margins (Schuirmann 1987). NaN with fewer than two

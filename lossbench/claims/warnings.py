@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from lossbench.claims.registry import ALPHA, REWARD_MOVED
 from lossbench.errors import UsageError
 from lossbench.loss.aggregations import AGGREGATIONS
-from lossbench.loss.modes import Mode, is_half_dr_grpo
+from lossbench.loss.modes import DR_GRPO, Mode, is_half_dr_grpo
 from lossbench.loss.surrogates import SURROGATES
 from lossbench.metrics.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.metrics.length import Summary, records
@@ -329,7 +329,7 @@ def _no_token_lengths(evidence: Evidence) -> Iterator[str]:
 
 @_entry("half-dr-grpo", "note", "mode dr_grpo, or in TRL loss_type='dr_grpo' together with scale_rewards='none'")
 def _half_dr_grpo(evidence: Evidence) -> Iterator[str]:
-    if "dr_grpo" in set(evidence.metrics["mode"]):
+    if DR_GRPO in set(evidence.metrics["mode"]):
         return
     for run in records(evidence.runs.drop_duplicates(subset=["arm"])):
         if is_half_dr_grpo(run["agg_mode"], run["scale_rewards"]):

@@ -2,7 +2,7 @@
 
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,26 +18,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# In the order of the help page; a new command is one file and one row.
-COMMANDS = (
-    "sweep",
-    "report",
-    "reproduce",
-    "probe",
-    "compare",
-    "diagnose",
-    "identify",
-    "modes",
-    "weights",
-    "ingest",
-    "runs",
-    "recipes",
-    "tasks",
-    "doctor",
-)
+_BadOption: Any = typer.BadParameter.__base__  # Typer names only this one of its refusals
+# In the order of the help page; a new command is one file and one word.
+PANELS = {
+    "Start": ("sweep", "report", "compare", "reproduce"),
+    "Your run": ("diagnose", "ingest", "identify", "probe"),
+    "Understand": ("modes", "weights"),
+    "Housekeeping": ("runs", "recipes", "tasks", "doctor"),
+}
+COMMANDS = tuple(name for names in PANELS.values() for name in names)
 
-for _name in COMMANDS:
-    app.command(_name)(getattr(import_module(f"lossbench.cli.{_name}"), _name))
+for _panel, _names in PANELS.items():
+    for _name in _names:
+        app.command(_name, rich_help_panel=_panel)(getattr(import_module(f"lossbench.cli.{_name}"), _name))
 
 
 def _show_version(wanted: bool) -> None:
@@ -56,18 +49,19 @@ def _global(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2.
-
-    So is what the system refuses: a path that cannot be written, a full disk.
-    """
+    """Run the command line; a user's mistake, or a full disk, is one line on stderr and exit code 2."""
     print_anywhere()
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except BrokenPipeError:  # whoever reads us has enough
         raise
     except UsageError as error:
-        talk(f"error: {error}")
-        sys.exit(2)
+        refusal = str(error)
+    except _BadOption as error:
+        refusal = " ".join(error.format_message().replace("Value error, ", "").split())
+    except typer.Abort:
+        refusal = "aborted"
     except OSError as error:
-        talk(f"error: {error.filename or 'output'}: {error.strerror or error}")
-        sys.exit(2)
+        refusal = f"{error.filename or 'output'}: {error.strerror or error}"
+    talk(f"error: {refusal}")
+    sys.exit(2)

@@ -1,72 +1,80 @@
 """Options that several commands share, and the panels of the help pages."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from lossbench.cli._output import Format
 from lossbench.errors import UsageError
 
 Text = str | None
+Texts = list[str] | None
+Count = int | None
+Number = float | None
+File = Path | None
 
-grid, training, execution, output = (
-    partial(Option, rich_help_panel=panel) for panel in ("Grid", "Training", "Execution", "Output")
-)
 
-FormatOption = Annotated[Format, output("--format", "-f", help="How to print the data.")]
-QuietOption = Annotated[bool, output("--quiet", "-q", help="No progress on stderr.")]
-SweepOutOption = Annotated[Path | None, output(help="The sweep's folder; by default results/<recipe>-<hash>.")]
-VerifierOption = Annotated[
-    str | None, training(help="How --dataset's answers are judged: numeric, exact, choice, math.")
-]
-SamplerOption = Annotated[str | None, training(help="lossbench, generate (transformers) or vllm.")]
-JobsOption = Annotated[int | None, execution(help="Runs at once; by default one per core (or GPU).")]
-ExecutorOption = Annotated[str | None, execution(help="Where runs run: local, ray or slurm.")]
-AddressOption = Annotated[str | None, execution(help="Address of a Ray cluster.")]
-RetryFailedOption = Annotated[bool, execution("--retry-failed", help="Run failed runs again.")]
-MapOption = Annotated[
-    list[str] | None, Option("--map", help="FIELD=COLUMN of the log, such as length=response_len; repeatable.")
-]
-KindOption = Annotated[str, Option("--as", help="A format, such as trl, verl, swift, csv, or auto.")]
+def panel(name: str | None) -> Callable[..., Any]:
+    """A maker of options in one panel of the help page: its help, then its names if the parameter's is not one."""
+
+    def option(help: str, *names: str, **more: Any) -> Any:
+        return Option(*names, help=help, rich_help_panel=name, **more)
+
+    return option
+
+
+option, grid, training, execution, output = map(panel, (None, "Grid", "Training", "Execution", "Output"))
+
+FormatOption = Annotated[Literal["table", "json", "csv", "md"], output("How to print the data.", "--format", "-f")]
+QuietOption = Annotated[bool, output("No progress on stderr.", "--quiet", "-q")]
+SweepOutOption = Annotated[File, output("The sweep's folder; by default results/<recipe>-<hash>.")]
+VerifierOption = Annotated[Text, training("How --dataset's answers are judged: numeric, exact, choice, math.")]
+SamplerOption = Annotated[Text, training("lossbench, generate (transformers) or vllm.")]
+JobsOption = Annotated[Count, execution("Runs at once; by default one per core (or GPU).")]
+ExecutorOption = Annotated[Text, execution("Where runs run: local, ray or slurm.")]
+AddressOption = Annotated[Text, execution("Address of a Ray cluster.")]
+RetryFailedOption = Annotated[bool, execution("Run failed runs again.", "--retry-failed")]
+MapOption = Annotated[Texts, option("FIELD=COLUMN of the log: length=response_len; repeatable.", "--map")]
+KindOption = Annotated[str, option("A format, such as trl, verl, swift, csv, or auto.", "--as")]
 CorrectAboveOption = Annotated[
-    float | None,
-    Option(
-        help="A completion counts as correct where its verdict (a column such as acc) is a number above this, or "
+    Number,
+    option(
+        "A completion counts as correct where its verdict (a column such as acc) is a number above this, or "
         "without such a column its reward is; a verdict of true or false stands."
     ),
 ]
 
 
 def items(text: str) -> list[Any]:
-    """The items of a comma list, whose kinds whoever takes them checks."""
+    """The items of a comma list, their kinds unchecked."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Values by name, which may hold an equals sign itself, from NAME=VALUE options. Raises UsageError."""
-    return _by_name(option, [(pair, *pair.rpartition("=")[::2]) for pair in given or ()], "NAME=VALUE")
+def pairs(
+    option: str,
+    given: Sequence[str] | None,
+    valid: str = "NAME=VALUE",
+    split: Callable[[str, str], tuple[str, str, str]] = str.rpartition,
+) -> dict[str, str]:
+    """Values by name, from NAME=VALUE options. Raises UsageError, which says what is `valid`."""
+    found: dict[str, str] = {}
+    for pair in given or ():
+        name, equals, value = split(pair, "=")
+        if not (name and equals):
+            raise UsageError(f"{option} '{pair}'; valid: {valid}")
+        if name in found:
+            raise UsageError(f"{option} {name} is given twice")
+        found[name] = value
+    return found
 
 
 def mapping(given: Sequence[str] | None) -> dict[str, str]:
     """Columns by field, from --map FIELD=COLUMN. Raises UsageError."""
     valid = "FIELD=COLUMN, such as length=response_len"
-    found = _by_name("--map", [(pair, *pair.partition("=")[::2]) for pair in given or ()], valid)
-    for field in (field for field, column in found.items() if not column):
-        raise UsageError(f"--map '{field}='; valid: {valid}")
-    return found
-
-
-def _by_name(option: str, split: Sequence[tuple[str, str, str]], valid: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for pair, name, value in split:
-        if not name or "=" not in pair:
-            raise UsageError(f"{option} '{pair}'; valid: {valid}")
-        if name in found:
-            raise UsageError(f"{option} {name} is given twice")
-        found[name] = value
+    found = pairs("--map", given, valid, str.partition)
+    if "" in found.values():
+        raise UsageError(f"--map names a field without its column; valid: {valid}")
     return found
 
 

@@ -11,32 +11,27 @@ from lossbench.probe.drift import Drift
 from lossbench.probe.findings import Findings
 
 _MOST_CUT = 0.05
+Row = dict[str, Any]
 
 
 def write_findings(out: Path, found: Sequence[Findings], say: Callable[[str], None]) -> None:
     """CSV and JSON of all findings, figures of the last policy probed."""
     import pandas as pd
 
-    from lossbench.report.probe_figures import dose_figure, drift_figure
-    from lossbench.report.style import look, save
+    from lossbench.report.panels import save
+    from lossbench.report.probe_figures import dose_picture, drift_picture
     from lossbench.store.write import refuse_links, write_json, write_text
 
     refuse_links(out, "probe")
     folder = out / "probe"
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "drift.csv", pd.DataFrame(list(_records(found))).to_csv(index=False))
+    write_text(folder / "drift.csv", pd.DataFrame(_drifts(found)).to_csv(index=False))
     write_json(folder / "probe.json", [one.as_dict() for one in found])
     last = found[-1]
     metric = last.drifts[0].metric
-    with look():
-        save(drift_figure(last.drifts, metric), folder, "drift")
-        save(dose_figure([dose for dose in last.doses if dose.metric == metric]), folder, "dose_response")
+    save(drift_picture(last.drifts, metric), folder, "drift")
+    save(dose_picture([dose for dose in last.doses if dose.metric == metric]), folder, "dose_response")
     say(f"wrote {folder}/drift.csv, probe.json, drift.png, dose_response.png (and .svg)")
-
-
-def _records(found: Sequence[Findings]) -> Iterator[dict[str, Any]]:
-    for one in found:
-        yield from ({"policy": one.policy, "step": one.step, **asdict(row)} for row in one.drifts)
 
 
 def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], None], detail: bool = False) -> None:
@@ -45,41 +40,46 @@ def print_findings(found: Sequence[Findings], format: str, say: Callable[[str], 
         show(json.dumps([one.as_dict() for one in found], indent=2, allow_nan=False))
         return
     if format == "csv":
-        print_table(list(_records(found)), None, format)
+        print_table(_drifts(found), None, format)
         return
     for one in found:
         say(_headline(one))
         show(one.sentence)
-        print_table(_mode_rows(one), None, format)
-        for rows in _detail(one) if detail else ():
+        for rows in (_mode_rows(one), *(_detail(one) if detail else ())):
             print_table(rows, None, format)
         for line in _forecast_lines(one):
             say(line)
 
 
+def _drifts(found: Sequence[Findings]) -> list[Row]:
+    return [{"policy": one.policy, "step": one.step, **asdict(row)} for one in found for row in one.drifts]
+
+
 def _headline(found: Findings) -> str:
-    shares = ", ".join(f"{row.direction} {row.completions} (mean {row.length_mean:.1f} tokens)"
-                       for row in found.lengths[:2] if row.completions)  # fmt: skip
-    cut = "" if (found.truncated_frac or 0) <= _MOST_CUT else (
-        f"; warning: {found.truncated_frac:.0%} of the completions are cut at the cap, so their lengths are too short"
+    shares = ", ".join(
+        f"{row.direction} {row.completions} (mean {row.length_mean:.1f} tokens)"
+        for row in found.lengths[:2] if row.completions
     )  # fmt: skip
-    return (f"{found.policy}, step {found.step}: {found.pairs} pairs, {found.completions} completions: {shares}; "
-            f"parameters: {found.parameters}{cut}")  # fmt: skip
+    text = f"{found.policy}, step {found.step}: {found.pairs} pairs, {found.completions} completions: {shares}; "
+    text += f"parameters: {found.parameters}"
+    cut = found.truncated_frac or 0
+    if cut > _MOST_CUT:
+        text += f"; warning: {cut:.0%} of the completions are cut at the cap, so their lengths are too short"
+    return text
 
 
-def _mode_rows(found: Findings) -> list[dict[str, Any]]:
+def _mode_rows(found: Findings) -> list[Row]:
     """Per mode the drift of wrong answers' length, its two parts, and the share that is cancelled."""
     parts = {part.mode: part for part in found.parts if part.metric == found.parts[0].metric}
     return [
-        {"mode": row.mode, "wrong_length": row.drift, "ci_low": row.low, "ci_high": row.high,
-         "from_wrong": parts[row.mode].from_wrong, "from_right": parts[row.mode].from_right,
-         "rho": parts[row.mode].cancelled, "rho_low": parts[row.mode].cancelled_low,
-         "rho_high": parts[row.mode].cancelled_high, "note": row.note}
-        for row in _of_incorrect(found) if row.match == "row-weight"
+        {"mode": mode, "wrong_length": row.drift, "ci_low": row.low, "ci_high": row.high,
+         "from_wrong": parts[mode].from_wrong, "from_right": parts[mode].from_right, "rho": parts[mode].cancelled,
+         "rho_low": parts[mode].cancelled_low, "rho_high": parts[mode].cancelled_high, "note": row.note}
+        for (mode, match), row in _of_incorrect(found).items() if match == "row-weight"
     ]  # fmt: skip
 
 
-def _detail(found: Findings) -> Iterator[list[dict[str, Any]]]:
+def _detail(found: Findings) -> Iterator[list[Row]]:
     yield _drift_rows(found)
     yield _beside_rows(found)
     yield _dose_rows(found)
@@ -87,9 +87,9 @@ def _detail(found: Findings) -> Iterator[list[dict[str, Any]]]:
     yield [asdict(row) for row in found.curves if row.metric == found.curves[0].metric]
 
 
-def _drift_rows(found: Findings) -> list[dict[str, Any]]:
+def _drift_rows(found: Findings) -> list[Row]:
     adam = "adam_drift (head's use only)" if "head's use only" in found.parameters else "adam_drift"
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, str], Row] = {}
     for drift in (row for row in found.drifts if row.match == "row-weight"):
         row = rows.setdefault((drift.mode, drift.direction), {"mode": drift.mode, "length": drift.direction})
         if drift.metric == "adam":
@@ -101,31 +101,32 @@ def _drift_rows(found: Findings) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _beside_rows(found: Findings) -> list[dict[str, Any]]:
+def _beside_rows(found: Findings) -> list[Row]:
     """Beside a mean drift of incorrect length: median, sign test, the other matching, elasticity and imbalance."""
-    of = {(row.mode, row.match): row for row in _of_incorrect(found)}
-    return [
-        {"mode": facts.mode, "median": of[facts.mode, "row-weight"].median,
-         "sign_p": of[facts.mode, "row-weight"].sign_p, "at_equal_norm": of[facts.mode, "gradient-norm"].drift,
-         "at_equal_norm_t": of[facts.mode, "gradient-norm"].t, "elasticity_incorrect": facts.elasticity_incorrect,
-         "sign_length_imbalance": facts.sign_length_imbalance}
-        for facts in found.mechanism
-    ]  # fmt: skip
+    rows = []
+    for facts in found.mechanism:
+        drift, at_norm = (_of_incorrect(found)[facts.mode, match] for match in ("row-weight", "gradient-norm"))
+        rows.append({
+            "mode": facts.mode, "median": drift.median, "sign_p": drift.sign_p, "at_equal_norm": at_norm.drift,
+            "at_equal_norm_t": at_norm.t, "elasticity_incorrect": facts.elasticity_incorrect,
+            "sign_length_imbalance": facts.sign_length_imbalance,
+        })  # fmt: skip
+    return rows
 
 
-def _of_incorrect(found: Findings) -> Iterator[Drift]:
-    metric = found.drifts[0].metric
-    return (row for row in found.drifts if (row.direction, row.metric) == ("incorrect", metric))
+def _of_incorrect(found: Findings) -> dict[tuple[str, str], Drift]:
+    """Drifts of incorrect length in the first metric, by mode and matching."""
+    of = ("incorrect", found.drifts[0].metric)
+    return {(row.mode, row.match): row for row in found.drifts if (row.direction, row.metric) == of}
 
 
-def _dose_rows(found: Findings) -> list[dict[str, Any]]:
-    rows: dict[float, dict[str, Any]] = {}
+def _dose_rows(found: Findings) -> list[Row]:
+    rows: dict[float, Row] = {}
     for dose in (dose for dose in found.doses if dose.metric == found.doses[0].metric):
         for point in dose.points:
-            rows.setdefault(point.alpha, {"alpha": point.alpha}).update({
-                dose.direction: point.drift.drift, f"{dose.direction}_t": point.drift.t,
-                f"{dose.direction}_theory": point.theory,
-            })  # fmt: skip
+            row = rows.setdefault(point.alpha, {"alpha": point.alpha})
+            drift, name = point.drift, dose.direction
+            row |= {name: drift.drift, f"{name}_t": drift.t, f"{name}_theory": point.theory}
     return list(rows.values())
 
 

@@ -1,12 +1,11 @@
 """`lossbench compare`: two modes of one sweep, or two sweeps, over the seeds they share."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 _TABLE_COLUMNS = ["metric", "at", "a", "b", "n", "mean_a", "mean_b", "difference", "ci_low", "ci_high", "ratio", "p",
@@ -16,11 +15,9 @@ _TABLE_COLUMNS = ["metric", "at", "a", "b", "n", "mean_a", "mean_b", "difference
 def compare(
     a: Annotated[str, Argument(help="A mode of the sweep, or a sweep's folder.", show_default=False)],
     b: Annotated[str, Argument(help="What to compare it with: the same kind of thing.", show_default=False)],
-    sweep: Annotated[
-        Path | None, Option("--in", help="The sweep of the two modes; the newest below results/ by default.")
-    ] = None,
-    metrics: Annotated[o.Text, o.output("--metrics", help="Comma list of metrics for the late window.")] = None,
-    format: o.FormatOption = Format.table,
+    sweep: Annotated[o.File, o.option("The sweep of the two modes; default: the newest.", "--in")] = None,
+    metrics: Annotated[o.Text, o.output("Comma list of metrics for the late window.", "--metrics")] = None,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Compare two modes of a sweep, or the common modes of two sweeps, run by run of equal seed.
@@ -43,4 +40,4 @@ def compare(
             talk(f"{side_a.name} vs {side_b.name}: {text}")
     for problem in dict.fromkeys(text for pair in pairs for side in pair for text in side.summary.problems):
         talk(f"warning: {problem}")
-    print_table(rows, _TABLE_COLUMNS if format in (Format.table, Format.md) else None, format)
+    print_table(rows, _TABLE_COLUMNS if format in ("table", "md") else None, format)

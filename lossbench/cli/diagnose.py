@@ -5,10 +5,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, show
+from lossbench.cli._output import print_table, show
 
 if TYPE_CHECKING:
     from lossbench.diagnosis.diagnose import Diagnosis
@@ -17,15 +17,13 @@ _IN_FULL = 4
 
 
 def diagnose(
-    path: Annotated[
-        Path, Argument(help="A sweep's folder, one that lossbench.watch fills, or a log that ingest reads.")
-    ],
-    run: Annotated[list[str] | None, Option(help="A run's name; repeatable. Default: all.")] = None,
+    path: Annotated[Path, Argument(help="A sweep's folder, one of lossbench.watch, or a log that ingest reads.")],
+    run: Annotated[o.Texts, o.option("A run's name; repeatable. Default: all.")] = None,
     kind: o.KindOption = "auto",
     columns: o.MapOption = None,
-    mode: Annotated[o.Text, Option(help="Loss mode that trained a log's run.")] = None,
+    mode: Annotated[o.Text, o.option("Loss mode that trained a log's run.")] = None,
     correct_above: o.CorrectAboveOption = None,
-    format: o.FormatOption = Format.table,
+    format: o.FormatOption = "table",
 ) -> None:
     """Diagnose a run: what grew, what the loss pushed, what else could be the cause, and what to change.
 
@@ -43,9 +41,9 @@ def diagnose(
             log, path = path, Path(folder) / path.resolve().stem
             ingest(log, path, kind, Request(o.mapping(columns), mode), Reading(None, correct_above, keep_text=False))
         found = diagnose_sweep(load(path), run)
-    if format == Format.table and len(found) <= _IN_FULL:
+    if format == "table" and len(found) <= _IN_FULL:
         show("\n\n".join("\n".join(lines(item)) for item in found))
-    elif format == Format.json:
+    elif format == "json":
         print_table([{**asdict(item), "advice": item.advice} for item in found], None, format)
     else:
         print_table([_row(item) for item in found], None, format)

@@ -6,12 +6,12 @@ from typing import Any
 from typer import Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 
 _PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets")
 
 
-def doctor(format: o.FormatOption = Format.table) -> None:
+def doctor(format: o.FormatOption = "table") -> None:
     """Check the installed TRL against this program's definitions, in seconds; exits with 1 if they differ.
 
     Example: lossbench doctor

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, show
+from lossbench.cli._output import print_table, show
 from lossbench.errors import UsageError, one_line
 
 _COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence", "notes"]
@@ -15,17 +15,11 @@ _COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence"
 
 def identify(
     target: Annotated[o.Text, Argument(help="A loss function, as file.py:name.")] = None,
-    call: Annotated[
-        o.Text,
-        Option(
-            help="How to call it, as an expression of `loss` and its arguments: "
-            "'loss(logp, old_logp, advantages[:, None], mask)'."
-        ),
-    ] = None,
-    trl: Annotated[Path | None, Option(help="Settings instead: a GRPOConfig as JSON or YAML.")] = None,
-    verl: Annotated[Path | None, Option(help="Settings instead: verl's .hydra/config.yaml.")] = None,
-    swift: Annotated[Path | None, Option(help="Settings instead: ms-swift's args.json.")] = None,
-    format: o.FormatOption = Format.table,
+    call: Annotated[o.Text, o.option("How to call it: 'loss(logp, old_logp, advantages[:, None], mask)'.")] = None,
+    trl: Annotated[o.File, o.option("Settings instead: a GRPOConfig as JSON or YAML.")] = None,
+    verl: Annotated[o.File, o.option("Settings instead: verl's .hydra/config.yaml.")] = None,
+    swift: Annotated[o.File, o.option("Settings instead: ms-swift's args.json.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """Name the aggregation that a loss function computes, its divisor and scope, or the mode that settings give.
 
@@ -35,7 +29,7 @@ def identify(
     if len(given) != 1:
         raise UsageError("give one of: a loss function as file.py:name, --trl FILE, --verl FILE, --swift FILE")
     title, notes, row = _of_settings(Path(given[0])) if target is None else _of_function(target, _adapter(call))
-    if format == Format.table:
+    if format == "table":
         show("\n".join([title, *(f"  {note}" for note in notes)]))
     else:
         print_table([row], None, format)

@@ -4,10 +4,10 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lossbench.ingest.fields import CountTokens
 
 _COLUMNS = ["run", "steps", "rollouts", "evals", "length_unit", "damaged"]
-Texts = list[str] | None
 
 
 def ingest(
@@ -24,28 +23,20 @@ def ingest(
     kind: o.KindOption = "auto",
     columns: o.MapOption = None,
     tokenizer: Annotated[
-        o.Text, Option(help="Folder or hub id of the tokenizer that counts lengths; without it: characters.")
+        o.Text, o.option("Folder or hub id of the tokenizer that counts lengths; without it: characters.")
     ] = None,
     mode: Annotated[
-        Texts,
-        Option(
-            help="Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
-            "NAME; NAME= leaves it out. Repeatable."
-        ),
+        o.Texts, o.option("Loss mode; NAME=MODE (or MODE-s<seed>) for what the log calls NAME; NAME= leaves it out.")
     ] = None,
-    run: Annotated[Texts, Option(help="Name of a run to read; repeatable. Default: all.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of the run.")] = None,
-    num_generations: Annotated[int | None, Option(min=1, help="Completions per prompt and step.")] = None,
-    reward_weight: Annotated[
-        Texts, Option(help="NAME=WEIGHT of a reward function, whose weighted sum is the reward; repeatable.")
-    ] = None,
-    forced_tokens: Annotated[
-        int, Option(min=0, help="Tokens at the head of each completion that were forced, not sampled.")
-    ] = 0,
+    run: Annotated[o.Texts, o.option("Name of a run to read; repeatable. Default: all.")] = None,
+    seed: Annotated[o.Count, o.option("Seed of the run.")] = None,
+    num_generations: Annotated[o.Count, o.option("Completions per prompt and step.", min=1)] = None,
+    reward_weight: Annotated[o.Texts, o.option("NAME=WEIGHT of a reward function, for their sum; repeatable.")] = None,
+    forced_tokens: Annotated[int, o.option("Tokens at the head of each completion that were not sampled.", min=0)] = 0,
     correct_above: o.CorrectAboveOption = None,
-    text: Annotated[bool, Option("--text/--no-text", help="Keep prompts and completions.")] = True,
-    out: Annotated[Path | None, o.output(help="Folder; default results/ingested-<name>.")] = None,
-    format: o.FormatOption = Format.table,
+    text: Annotated[bool, o.option("Keep prompts and completions.", "--text/--no-text")] = True,
+    out: Annotated[o.File, o.output("Folder; default results/ingested-<name>.")] = None,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Read another trainer's logs into lossbench's tables.
@@ -69,10 +60,7 @@ def ingest(
     )
     count_tokens, eos = _token_counter(tokenizer) if tokenizer else (None, None)
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
-    try:
-        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
-    except OSError as error:  # no permission, no room on the disk
-        raise UsageError(f"'{path}' cannot be read into '{folder}': {error}") from None
+    result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
         for run_id, state in result.runs.items():

@@ -3,10 +3,10 @@
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, show, talk
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -17,14 +17,12 @@ _COLUMNS = ["mode", "triple", "weight", "length_exponent", "equals"]
 
 
 def modes(
-    name: Annotated[
-        o.Text, Argument(help="A mode: a preset, loss_type@agg_mode or loss_type@agg_mode/advantage.")
-    ] = None,
+    name: Annotated[o.Text, Argument(help="A preset, loss_type@agg_mode or loss_type@agg_mode/advantage.")] = None,
     framework: Annotated[
-        o.Text, Option("--for", help=f"Print only the settings for one of {', '.join(_FRAMEWORKS)}.")
+        o.Text, o.option(f"Print only the settings for one of {', '.join(_FRAMEWORKS)}.", "--for")
     ] = None,
-    cap: Annotated[int | None, Option(help="The horizon H in those settings, in tokens.")] = None,
-    format: o.FormatOption = Format.table,
+    cap: Annotated[o.Count, o.option("The horizon H in those settings, in tokens.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the loss modes, or explain one: formula, weights, caveats, settings that give it in other frameworks.
 
@@ -36,7 +34,7 @@ def modes(
     if name is None:
         if framework is not None:
             raise UsageError("--for prints the settings of one mode: name a mode, such as dr_grpo")
-        print_table([_row(mode) for mode in catalogue()], _COLUMNS if format == Format.table else None, format)
+        print_table([_row(mode) for mode in catalogue()], _COLUMNS if format == "table" else None, format)
         return
     try:
         mode = parse_mode(name)
@@ -44,7 +42,7 @@ def modes(
         raise UsageError(str(error)) from error
     if framework is not None:
         show(_code(mode, framework, cap))
-    elif format == Format.table:
+    elif format == "table":
         show(_page(mode))
     else:
         rows = [

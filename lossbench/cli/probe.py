@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Exit, Option
+from typer import Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,73 +21,56 @@ _MODES = (
     "grpo,dapo,grpo@prompt-mean,dr_grpo,grpo@seq-mean-token-mean/none,grpo@token-mean/none,grpo@prompt-mean/none,"
     "grpo@delta-l:1/none"
 )
-what = partial(Option, rich_help_panel="Modes")
-source = partial(Option, rich_help_panel="Policy and rollouts")
+what, source = o.panel("Modes"), o.panel("Policy and rollouts")
 
 
 def probe(
-    modes: Annotated[str, what(help="Modes, comma-separated.")] = _MODES,
+    modes: Annotated[str, what("Modes, comma-separated.")] = _MODES,
     alphas: Annotated[
-        str, what(help="Exponents of the dose-response, length-power:α without std.")
+        str, what("Exponents of the dose-response, length-power:α without std.")
     ] = "0,0.25,0.5,0.75,1,1.25,1.5,2",
-    micro_batch_rows: Annotated[int | None, what(help="Rows per micro-batch, for micro-token-mean.", min=1)] = None,
-    recipe: Annotated[str, what(help="Recipe whose size of training the forecast is for.")] = _RECIPE,
-    policy: Annotated[o.Text, source(help="Built-in policy: selfcheck or selfcheck-null.")] = None,
-    policy_seed: Annotated[int, source(help="Seed of its warm start.", min=0)] = 0,
-    model: Annotated[o.Text, source(help="Another policy: a hub id, a folder, or a .gguf file.")] = None,
-    checkpoints: Annotated[
-        Path | None, source(help="Probe each checkpoint of a run, or in a Trainer's output_dir.")
-    ] = None,
+    micro_batch_rows: Annotated[o.Count, what("Rows per micro-batch, for micro-token-mean.", min=1)] = None,
+    recipe: Annotated[str, what("Recipe whose size of training the forecast is for.")] = _RECIPE,
+    policy: Annotated[o.Text, source("Built-in policy: selfcheck or selfcheck-null.")] = None,
+    policy_seed: Annotated[int, source("Seed of its warm start.", min=0)] = 0,
+    model: Annotated[o.Text, source("Another policy: a hub id, a folder, or a .gguf file.")] = None,
+    checkpoints: Annotated[o.File, source("Probe each checkpoint of a run or Trainer's output_dir.")] = None,
     rollouts: Annotated[
-        Path | None, source(help="Recorded completions of --model, or TRL's or lossbench's folder of them.")
+        o.File, source("Recorded completions of --model, or TRL's or a sweep's folder of them.")
     ] = None,
     columns: Annotated[
-        list[str] | None,
-        source("--map", help="FIELD=COLUMN of the recorded completions, such as reward=score; repeatable."),
+        o.Texts, source("FIELD=COLUMN of the recorded completions: reward=score; repeatable.", "--map")
     ] = None,
-    projections: Annotated[Path | None, source(help="A kept probe file: other modes without the model.")] = None,
-    task: Annotated[o.Text, source(help="A task (see `lossbench tasks`), or file.py:Name; default: selfcheck.")] = None,
-    dataset: Annotated[o.Text, source(help="Prompts and answers of this file, as the task.")] = None,
+    projections: Annotated[o.File, source("A kept probe file: other modes without the model.")] = None,
+    task: Annotated[o.Text, source("A task (see `lossbench tasks`), or file.py:Name; default: selfcheck.")] = None,
+    dataset: Annotated[o.Text, source("Prompts and answers of this file, as the task.")] = None,
     verifier: o.VerifierOption = None,
     settings: Annotated[
-        list[str] | None,
-        Option(
-            "--set", help="A task's or built-in policy's parameter: --set policy_params.check_truth=0.8; repeatable."
-        ),
+        o.Texts, o.option("A task's or policy's parameter: --set policy_params.check_truth=0.8; repeatable.", "--set")
     ] = None,
-    batches: Annotated[int, o.training(help="Pairs of batches.")] = 40,
-    completions: Annotated[int, o.training(help="Completions per batch.")] = 128,
-    num_generations: Annotated[int, o.training(help="Completions per prompt.")] = 8,
+    batches: Annotated[int, o.training("Pairs of batches.")] = 40,
+    completions: Annotated[int, o.training("Completions per batch.")] = 128,
+    num_generations: Annotated[int, o.training("Completions per prompt.")] = 8,
     max_completion_length: Annotated[
-        int | None,
-        o.training(help="Cap, tokens; default: 128, of a --model 1,024 or that of a --recipe given."),
+        o.Count, o.training("Cap, tokens; default: 128, of a --model 1,024 or that of a --recipe given.")
     ] = None,
-    temperature: Annotated[float, o.training(help="Sampling temperature.")] = 1.0,
-    seed: Annotated[int, o.training(help="Seed of prompts and sampling.")] = 0,
+    temperature: Annotated[float, o.training("Sampling temperature.")] = 1.0,
+    seed: Annotated[int, o.training("Seed of prompts and sampling.")] = 0,
     params: Annotated[
-        o.Text,
-        o.training(help="Differentiate by: head (default of --model: forward passes only), all, or parts of names."),
+        o.Text, o.training("By head (--model's default: forward passes only), all, or parts of names.")
     ] = None,
-    metric: Annotated[str, o.training(help="plain, adam or plain,adam.")] = "plain,adam",
-    lora: Annotated[
-        o.Text, o.training(help="Differentiate by a fresh LoRA adapter, whose B alone can move: r=16.")
-    ] = None,
+    metric: Annotated[str, o.training("plain, adam or plain,adam.")] = "plain,adam",
+    lora: Annotated[o.Text, o.training("By a fresh LoRA adapter, whose B alone can move: r=16.")] = None,
     workers: Annotated[
-        int | None, o.execution(help="Processes; default: one per core for the built-in policy, else 1.", min=1)
+        o.Count, o.execution("Processes; default: one per core for a built-in policy, else 1.", min=1)
     ] = None,
-    max_positions: Annotated[
-        int | None, o.execution(help="Rows × tokens of one pass; default: what fits in 4 GiB.", min=1)
-    ] = None,
-    dtype: Annotated[o.Text, o.execution(help="float32 or bfloat16; default: bfloat16 on a GPU.")] = None,
-    device: Annotated[str, o.execution(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, o.output(help="Folder; a sweep's own, or by default results/probe-<policy>.")] = None,
-    dry_run: Annotated[
-        bool, o.output("--dry-run", help="Print memory, tokens and seconds a pair, and start nothing.")
-    ] = False,
-    detail: Annotated[
-        bool, o.output("--detail", help="All tables: right answers, Adam, dose-response, response curves.")
-    ] = False,
-    format: o.FormatOption = Format.table,
+    max_positions: Annotated[o.Count, o.execution("Rows × tokens a pass; default: what fits in 4 GiB.", min=1)] = None,
+    dtype: Annotated[o.Text, o.execution("float32 or bfloat16; default: bfloat16 on a GPU.")] = None,
+    device: Annotated[str, o.execution("auto, cpu or cuda.")] = "auto",
+    out: Annotated[o.File, o.output("Folder; a sweep's own, or by default results/probe-<policy>.")] = None,
+    dry_run: Annotated[bool, o.output("Print memory, tokens and seconds a pair; start nothing.", "--dry-run")] = False,
+    detail: Annotated[bool, o.output("All tables: right answers, Adam, dose-response, curves.", "--detail")] = False,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Predict how each mode moves the length of incorrect, correct and all completions, without training.
@@ -138,7 +120,6 @@ def probe(
     differentiated = {"params": tuple(o.items(params or "")), "max_positions": max_positions}
     job = ProbeJob(
         name, policy_seed, **chosen_task, rollouts=rollouts, columns=o.mapping(columns),
-        label=label(name, tables["policy_params"]),
         load_options=_load_options(str(checkpoints or name), lora, dtype, device, tables["policy_params"]),
         settings=ProbeSettings(sampling, batches, tuple(o.items(metric)), **differentiated),
     )  # fmt: skip
@@ -176,11 +157,6 @@ def _asked(modes: str, alphas: str, recipe: str, micro_batch_rows: int | None) -
                 "seeds": len(plan.seeds)}  # fmt: skip
     alphas_read = sorted(alpha for alpha in exponents if alpha is not None)
     return {"modes": read, "alphas": alphas_read, "training": training, "micro_batch_rows": micro_batch_rows}
-
-
-def label(policy: str, params: dict[str, Any]) -> str | None:
-    """A policy's name with its own parameters, which make it another; None where it has none."""
-    return " ".join([policy, *(f"{name}={value}" for name, value in sorted(params.items()))]) if params else None
 
 
 def _load_options(

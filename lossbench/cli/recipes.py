@@ -1,19 +1,18 @@
 """`lossbench recipes`: list, print or copy the recipes that ship with the program."""
 
-from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, show, talk
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 
 def recipes(
     name: Annotated[o.Text, Argument(help="Print this recipe.")] = None,
-    copy: Annotated[Path | None, Option(help="Write the recipe to this file, to be edited.")] = None,
-    format: o.FormatOption = Format.table,
+    copy: Annotated[o.File, o.option("Write the recipe to this file, to be edited.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the recipes, or print or copy one.
 
@@ -38,6 +37,4 @@ def recipes(
             file.write(path.read_text(encoding="utf-8"))
     except FileExistsError:
         raise UsageError(f"'{copy}' exists: choose another file") from None
-    except OSError as error:
-        raise UsageError(f"cannot write '{copy}': {error.strerror}") from None
     talk(f"wrote '{copy}'; run it with: lossbench sweep {copy}")

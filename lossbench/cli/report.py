@@ -1,10 +1,8 @@
 """`lossbench report`: figures, tables and verdicts of a sweep, as files that open anywhere."""
 
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from typer import Argument, Exit, Option
+from typer import Argument, Exit
 
 from lossbench.cli import _options as o
 from lossbench.cli._output import print_table, show, talk
@@ -12,22 +10,11 @@ from lossbench.cli._output import print_table, show, talk
 VERDICT_COLUMNS = ["claim", "status", "n", "effect", "ci_low", "ci_high", "unit", "p", "p_holm", "sentence"]
 
 
-class ReportFormat(StrEnum):
-    """Output on stdout."""
-
-    text = "text"
-    json = "json"
-
-
 def report(
-    folder: Annotated[
-        Path | None, Argument(metavar="[DIR]", help="The sweep; default: the newest below results/.")
-    ] = None,
-    baseline: Annotated[
-        o.Text, Option(help="The mode that others are compared with; default: the recipe's, else grpo.")
-    ] = None,
-    out: Annotated[Path | None, o.output(help="Where to write; default: DIR/report.")] = None,
-    format: Annotated[ReportFormat, o.output("--format", "-f", help="What to print on stdout.")] = ReportFormat.text,
+    folder: Annotated[o.File, Argument(metavar="[DIR]", help="The sweep; default: the newest below results/.")] = None,
+    baseline: Annotated[o.Text, o.option("The mode to compare others with; default: the recipe's, else grpo.")] = None,
+    out: Annotated[o.File, o.output("Where to write; default: DIR/report.")] = None,
+    format: Annotated[Literal["text", "json"], o.output("What to print on stdout.", "--format", "-f")] = "text",
     quiet: o.QuietOption = False,
 ) -> None:
     """Write a sweep's report: index.html, report.md, summary.csv, summary.json and figures; print what was found.
@@ -40,7 +27,7 @@ def report(
     from lossbench.report.finding import find, support
 
     made = load(folder).report(out, baseline)
-    if format is ReportFormat.json:
+    if format == "json":
         show((made.folder / "summary.json").read_text(encoding="utf-8"), end="")
     else:
         finding = find(made.data)

@@ -4,30 +4,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Argument, Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 
 if TYPE_CHECKING:
     from lossbench.claims.verdict import Verdict
     from lossbench.training.run_spec import RunSpec
 
-_SMOKE = {"seeds": [0, 4], "steps": 30}  # one seed on each of the two policies
+_SMOKE = {"seeds": [0], "steps": 30}
 
 
 def reproduce(
     recipe: Annotated[str, Argument(help="A recipe that states claims.")] = "dr-grpo",
-    smoke: Annotated[bool, Option("--smoke", help="Two minutes instead of forty: too small for verdicts.")] = False,
-    probe: Annotated[bool, Option(help="Also probe the frozen policy, which one claim needs.")] = True,
+    smoke: Annotated[bool, o.option("Two minutes instead of fifty: too small for verdicts.", "--smoke")] = False,
+    probe: Annotated[bool, o.option("Also probe the frozen policy, which one claim needs.")] = True,
     sampler: o.SamplerOption = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
     retry_failed: o.RetryFailedOption = False,
     out: o.SweepOutOption = None,
-    format: o.FormatOption = Format.table,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Run a pre-stated recipe and judge its claims: the paper's figure, ours with its interval, and the verdict.
@@ -47,7 +47,7 @@ def reproduce(
     if not planned.recipe.claims:
         raise UsageError(f"recipe '{recipe}' states no claims: use `lossbench sweep {recipe}`")
     if smoke:
-        talk("a smoke run: two seeds of 30 steps cannot decide any claim about training")
+        talk("a smoke run: one seed of 30 steps cannot decide any claim about training")
     folder = make_runs(planned, quiet)
     if probe and any(claim.needs_probe for claim in select(planned.recipe.claims)):
         _probe(folder, planned.runs, planned.recipe.policy, smoke, quiet)
@@ -61,7 +61,6 @@ def reproduce(
 
 def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, quiet: bool) -> None:
     """Probe each warm start of the sweep's policy into its folder, once."""
-    from lossbench.cli.probe import label
     from lossbench.probe.jobs import ProbeJob
     from lossbench.probe.measure import is_complete, measure, probe_path
     from lossbench.probe.prober import ProbeSettings
@@ -69,10 +68,8 @@ def _probe(folder: Path, runs: "Sequence[RunSpec]", policy: str, smoke: bool, qu
     jobs = {}
     for run in (run for run in runs if run.policy == policy):
         params = run.settings.policy_params
-        job = ProbeJob(
-            policy, run.policy_seed, settings=ProbeSettings(pairs=4 if smoke else 40), label=label(policy, params),
-            load_options={"policy_params": params} if params else {},
-        )  # fmt: skip
+        settings, options = ProbeSettings(pairs=4 if smoke else 40), {"policy_params": params} if params else {}
+        job = ProbeJob(policy, run.policy_seed, settings=settings, load_options=options)
         jobs.setdefault(probe_path(folder, job), job)
     for path, job in jobs.items():
         if not is_complete(path):

@@ -1,29 +1,19 @@
 """`lossbench runs`: where the runs of a sweep stand."""
 
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 
-
-class Status(StrEnum):
-    """The states of a run."""
-
-    pending = "pending"
-    running = "running"
-    completed = "completed"
-    failed = "failed"
-    interrupted = "interrupted"
+Status = Literal["pending", "running", "completed", "failed", "interrupted"]
 
 
 def runs(
-    folder: Annotated[Path | None, Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
-    status: Annotated[Status | None, Option(help="Only runs in this state.")] = None,
-    format: o.FormatOption = Format.table,
+    folder: Annotated[o.File, Argument(metavar="[DIR]", help="The sweep; default: the newest.")] = None,
+    status: Annotated[Status | None, o.option("Only runs in this state.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List a sweep's runs: status, progress, last reward and length, time, and the log of what failed.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Context, Exit
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, show, talk
+from lossbench.cli._output import print_table, show, talk
 from lossbench.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -18,64 +18,50 @@ if TYPE_CHECKING:
 def sweep(
     context: Context,
     recipe: Annotated[str, Argument(help="A built-in recipe (see `lossbench recipes`) or a TOML file.")] = "quick",
-    modes: Annotated[o.Text, o.grid(help="Modes, comma-separated: grpo,dr_grpo,grpo@token-mean/none.")] = None,
-    loss_types: Annotated[o.Text, o.grid(help="An axis of a grid: surrogates (or, alone, presets).")] = None,
-    agg_modes: Annotated[o.Text, o.grid(help="An axis of a grid: aggregations.")] = None,
-    scale_rewards: Annotated[o.Text, o.grid(help="An axis of a grid: group, batch, none.")] = None,
-    advantages: Annotated[o.Text, o.grid(help="The same axis by full names: none,loo,length-weighted.")] = None,
-    seeds: Annotated[o.Text, o.grid(help="4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.")] = None,
+    modes: Annotated[o.Text, o.grid("Modes, comma-separated: grpo,dr_grpo,grpo@token-mean/none.")] = None,
+    loss_types: Annotated[o.Text, o.grid("An axis of a grid: surrogates (or, alone, presets).")] = None,
+    agg_modes: Annotated[o.Text, o.grid("An axis of a grid: aggregations.")] = None,
+    scale_rewards: Annotated[o.Text, o.grid("An axis of a grid: group, batch, none.")] = None,
+    advantages: Annotated[o.Text, o.grid("The same axis by full names: none,loo,length-weighted.")] = None,
+    seeds: Annotated[o.Text, o.grid("4 means 0 to 3; 0,3 and 2-5 are lists; 7-7 is one seed.")] = None,
     skip_duplicates: Annotated[
-        bool, o.grid("--skip-duplicates", help="Skip modes that are mathematically identical in this setup.")
+        bool, o.grid("Skip modes that are mathematically identical in this setup.", "--skip-duplicates")
     ] = False,
-    steps: Annotated[int | None, o.training(help="Optimizer steps per run.")] = None,
-    model: Annotated[o.Text, o.training(help="Policy: a hub id (id@revision), a folder, or a .gguf file.")] = None,
-    task: Annotated[o.Text, o.training(help="A task (see `lossbench tasks`), or file.py:Name.")] = None,
-    dataset: Annotated[o.Text, o.training(help="Train on the prompts and answers of this file.")] = None,
+    steps: Annotated[o.Count, o.training("Optimizer steps per run.")] = None,
+    model: Annotated[o.Text, o.training("Policy: a hub id (id@revision), a folder, or a .gguf file.")] = None,
+    task: Annotated[o.Text, o.training("A task (see `lossbench tasks`), or file.py:Name.")] = None,
+    dataset: Annotated[o.Text, o.training("Train on the prompts and answers of this file.")] = None,
     verifier: o.VerifierOption = None,
-    lora: Annotated[o.Text, o.training(help="Train a LoRA adapter: r=16 or r=16,alpha=32.")] = None,
+    lora: Annotated[o.Text, o.training("Train a LoRA adapter: r=16 or r=16,alpha=32.")] = None,
     sampler: o.SamplerOption = None,
-    report_to: Annotated[o.Text, o.training(help="Also log through TRL to tensorboard, wandb or trackio.")] = None,
-    probe_every: Annotated[int | None, o.training(help="Probe the length bias every so many steps.")] = None,
-    checkpoint_every: Annotated[int | None, o.training(help="Checkpoint every so many steps.")] = None,
-    set_: Annotated[
-        list[str] | None, o.training("--set", help="Any key of the recipe: --set learning_rate=1e-5.")
-    ] = None,
+    report_to: Annotated[o.Text, o.training("Also log through TRL to tensorboard, wandb or trackio.")] = None,
+    probe_every: Annotated[o.Count, o.training("Probe the length bias every so many steps.")] = None,
+    checkpoint_every: Annotated[o.Count, o.training("Checkpoint every so many steps.")] = None,
+    set_: Annotated[o.Texts, o.training("Any key of the recipe: --set learning_rate=1e-5.", "--set")] = None,
     jobs: o.JobsOption = None,
     executor: o.ExecutorOption = None,
     address: o.AddressOption = None,
-    slurm: Annotated[
-        o.Text, o.execution(help="Options of Slurm's sbatch: partition=gpu,time=120,gpus_per_node=1.")
-    ] = None,
+    slurm: Annotated[o.Text, o.execution("Options of sbatch: partition=gpu,time=120,gpus_per_node=1.")] = None,
     detach: Annotated[
-        bool, o.execution("--detach", help="Submit to Slurm and leave; the same command later follows the runs.")
+        bool, o.execution("Submit to Slurm and leave; the same command later follows the runs.", "--detach")
     ] = False,
     gpus_per_run: Annotated[
-        float | None,
-        o.execution(help="GPUs of each run, 0.5 for two runs on one GPU; by default one per process."),
+        o.Number, o.execution("GPUs of each run, 0.5 for two runs on one GPU; by default one per process.")
     ] = None,
     nproc_per_run: Annotated[
-        int,
-        o.execution(
-            help="Processes that share one run; each takes its part of every micro-batch: the window stays the same.",
-            min=1,
-        ),
+        int, o.execution("Processes that share each run's micro-batches; the window stays the same.", min=1)
     ] = 1,
     shard: Annotated[
         o.Text,
-        o.execution(
-            help="i/n: only the i-th of n slices of the plan, all in one folder. Slices made on separate disks join "
-            "where their folders are copied over each other."
-        ),
+        o.execution("i/n: only the i-th of n slices of the plan; folders from several disks are copied into one."),
     ] = None,
     retry_failed: o.RetryFailedOption = False,
-    fail_fast: Annotated[bool, o.execution("--fail-fast", help="Stop after the first failed run.")] = False,
-    fresh: Annotated[bool, o.execution("--fresh", help="Start over in a new folder; nothing is deleted.")] = False,
+    fail_fast: Annotated[bool, o.execution("Stop after the first failed run.", "--fail-fast")] = False,
+    fresh: Annotated[bool, o.execution("Start over in a new folder; nothing is deleted.", "--fresh")] = False,
     out: o.SweepOutOption = None,
-    dry_run: Annotated[bool, o.output("--dry-run", help="Print the resolved runs and start nothing.")] = False,
-    emit: Annotated[
-        o.Text, o.output(help="With --dry-run: print a script instead, sbatch, that runs one --shard per task.")
-    ] = None,
-    format: o.FormatOption = Format.table,
+    dry_run: Annotated[bool, o.output("Print the resolved runs and start nothing.", "--dry-run")] = False,
+    emit: Annotated[o.Text, o.output("With --dry-run: print a script, sbatch, that runs one --shard per task.")] = None,
+    format: o.FormatOption = "table",
     quiet: o.QuietOption = False,
 ) -> None:
     """Train modes x seeds with GRPO; the same command again completes what is left.

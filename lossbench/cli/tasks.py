@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument
 
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table
+from lossbench.cli._output import print_table
 
 if TYPE_CHECKING:
     from lossbench.tasks.base import Prompt, Task
@@ -18,13 +18,13 @@ _MORE = {
 
 def tasks(
     name: Annotated[o.Text, Argument(help="A task, reasoning-gym:NAME, or file.py:Task.")] = None,
-    show: Annotated[int, Option(min=1, help="How many prompts to show.")] = 3,
+    show: Annotated[int, o.option("How many prompts to show.", min=1)] = 3,
     settings: Annotated[
-        list[str] | None, Option("--set", help="A parameter of the task: --set task_params.digits=2; repeatable.")
+        o.Texts, o.option("A parameter of the task: --set task_params.digits=2; repeatable.", "--set")
     ] = None,
-    dataset: Annotated[o.Text, Option(help="jsonl, json, csv or parquet file, or hub:name.")] = None,
-    verifier: Annotated[o.Text, Option(help="numeric, exact, choice or math, for --dataset.")] = None,
-    format: o.FormatOption = Format.table,
+    dataset: Annotated[o.Text, o.option("jsonl, json, csv or parquet file, or hub:name.")] = None,
+    verifier: Annotated[o.Text, o.option("numeric, exact, choice or math, for --dataset.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """List the tasks, or show what one asks and how it judges.
 

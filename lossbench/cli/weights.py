@@ -4,10 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
-
 from lossbench.cli import _options as o
-from lossbench.cli._output import Format, print_table, talk
+from lossbench.cli._output import print_table, talk
 from lossbench.errors import UsageError
 from lossbench.loss.lazy import np
 
@@ -22,19 +20,17 @@ _BAR_COLUMNS = 40
 
 
 def weights(
-    lengths: Annotated[o.Text, Option(help="Tokens of each completion: 10,100.")] = None,
-    rewards: Annotated[o.Text, Option(help="Reward of each completion: 1,0; adds the advantages.")] = None,
-    modes: Annotated[str, Option(help="Modes to compare, a comma list.")] = _DEFAULT_MODES,
-    prompts: Annotated[o.Text, Option(help="Prompt of each completion: 0,0,1,1. Default: one prompt.")] = None,
-    horizon: Annotated[float | None, Option(help="Constant H in tokens. Default: the longest completion.")] = None,
-    micro_batch_rows: Annotated[int | None, Option(help="Rows per micro-batch. Default: all in one.")] = None,
-    match_scale: Annotated[bool, Option(help="Rescale every mode's weights to add up to 1/H.")] = False,
-    losses: Annotated[
-        o.Text, Option(help="Token losses, rows split by ';': '1,1,1,1;3,3'. Prints each mode's loss.")
-    ] = None,
-    mask: Annotated[o.Text, Option(help="0/1 for each token loss, in the same layout.")] = None,
-    plot: Annotated[Path | None, Option(help="Write a figure (png, svg, pdf) here.")] = None,
-    format: o.FormatOption = Format.table,
+    lengths: Annotated[o.Text, o.option("Tokens of each completion: 10,100.")] = None,
+    rewards: Annotated[o.Text, o.option("Reward of each completion: 1,0; adds the advantages.")] = None,
+    modes: Annotated[str, o.option("Modes to compare, a comma list.")] = _DEFAULT_MODES,
+    prompts: Annotated[o.Text, o.option("Prompt of each completion: 0,0,1,1. Default: one prompt.")] = None,
+    horizon: Annotated[o.Number, o.option("Constant H in tokens. Default: the longest completion.")] = None,
+    micro_batch_rows: Annotated[o.Count, o.option("Rows per micro-batch. Default: all in one.", min=1)] = None,
+    match_scale: Annotated[bool, o.option("Rescale every mode's weights to add up to 1/H.")] = False,
+    losses: Annotated[o.Text, o.option("Token losses, rows split by ';': '1,1;3,3'. Prints each mode's loss.")] = None,
+    mask: Annotated[o.Text, o.option("0/1 for each token loss, in the same layout.")] = None,
+    plot: Annotated[o.File, o.option("Write a figure (png, svg, pdf) here.")] = None,
+    format: o.FormatOption = "table",
 ) -> None:
     """Show how much weight each completion gets, per token and as a whole, and how weight grows with length.
 
@@ -54,8 +50,10 @@ def weights(
             return
         if lengths is None:
             raise UsageError("nothing to weigh: give --lengths 10,100 or --losses '1,1;3'")
-        lengths_N = np.array(_lengths(lengths))
-        groups_N, rewards_N = _prompt_ids(prompts, len(lengths_N)), _rewards(rewards, len(lengths_N))
+        lengths_N = np.array(_numbers("--lengths", lengths))
+        count = len(lengths_N)
+        groups_N = _prompt_ids(prompts, count)
+        rewards_N = None if rewards is None else _one_each("--rewards", _numbers("--rewards", rewards), count)
         height = max(float(lengths_N.max()), 1.0) if horizon is None else horizon
         weighed = _weigh(chosen, lengths_N, groups_N, height, micro_batch_rows, rewards_N, match_scale)
     except ValueError as error:
@@ -64,44 +62,33 @@ def weights(
     weights_of = {name: weights_N for name, (weights_N, _) in weighed.items()}
     if plot is not None:
         _plot(plot, weights_of, lengths_N)
-    elif format == Format.table:
+    elif format == "table":
         _bars(weights_of, lengths_N)
 
 
 def _numbers(option: str, text: str) -> list[float]:
     try:
-        return [float(item) for item in text.split(",")]
+        values = [float(item) for item in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{option} '{text}': not a list of numbers; valid: 10,100") from error
-
-
-def _lengths(text: str) -> list[float]:
-    values = _numbers("--lengths", text)
-    if not all(value >= 0 and value == value // 1 for value in values):
-        raise UsageError(f"--lengths '{text}': lengths are whole numbers of tokens, 0 or more; valid: 10,100")
+    if option == "--lengths" and not all(value >= 0 and value == value // 1 for value in values):
+        raise UsageError(f"{option} '{text}': lengths are whole numbers of tokens, 0 or more; valid: 10,100")
+    if option == "--rewards" and not all(map(math.isfinite, values)):
+        raise UsageError(f"{option} '{text}': holds what is no finite number; valid: 1,0")
     return values
 
 
-def _rewards(text: str | None, count: int) -> "Array | None":
-    if text is None:
-        return None
-    values = _numbers("--rewards", text)
-    if not all(map(math.isfinite, values)):
-        raise UsageError(f"--rewards '{text}': holds what is no finite number; valid: 1,0")
-    return np.array(_one_each("--rewards", values, count))
+def _one_each(option: str, values: list[Any], count: int) -> "Array":
+    if len(values) != count:
+        raise UsageError(f"{option} has {len(values)} values for {count} completions; valid: one each")
+    return np.array(values)
 
 
 def _prompt_ids(text: str | None, count: int) -> "Array":
     """Prompt ids may be any words; equal words are one prompt."""
-    names = ["0"] * count if text is None else _one_each("--prompts", [item.strip() for item in text.split(",")], count)
+    names = ["0"] * count if text is None else [item.strip() for item in text.split(",")]
     known = list(dict.fromkeys(names))
-    return np.array([known.index(name) for name in names])
-
-
-def _one_each(option: str, values: list[Any], count: int) -> list[Any]:
-    if len(values) != count:
-        raise UsageError(f"{option} has {len(values)} values for {count} completions; valid: one each")
-    return values
+    return _one_each("--prompts", [known.index(name) for name in names], count)
 
 
 def _weigh(
@@ -112,8 +99,6 @@ def _weigh(
     from lossbench.loss.advantages import advantages, parse_advantage
     from lossbench.loss.window import window_weights
 
-    if micro_batch_rows is not None and micro_batch_rows < 1:
-        raise UsageError(f"--micro-batch-rows is {micro_batch_rows}; valid: 1 or more")
     micro_N = np.arange(len(lengths_N)) // (micro_batch_rows or len(lengths_N))
     found: dict[str, tuple[Array, Array | None]] = {}
     for mode in modes:

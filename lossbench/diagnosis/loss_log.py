@@ -11,7 +11,7 @@ import numpy as np
 
 from lossbench.loss.advantages import TRL_SCALES, advantages
 from lossbench.loss.aggregations import AGGREGATIONS, format_number
-from lossbench.loss.modes import make_mode
+from lossbench.loss.modes import CLIP, make_mode
 from lossbench.loss.window import window_weights
 from lossbench.metrics.step_sums import Columns, as_columns, select
 from lossbench.store.read import Sweep
@@ -90,7 +90,7 @@ def _matched(rounds: list[Columns], logged_S: np.ndarray) -> LogFinding:
                 factor = float(logged_S @ at_1_S) / float(at_1_S @ at_1_S)
             missed_S = np.abs(logged_S - factor * at_1_S) - RTOL * np.abs(factor * at_1_S)
             if factor > 0 and missed_S.max() <= rounding:
-                found[make_mode("grpo", entry.name, scale).triple] = 1 / factor if constant else None
+                found[make_mode(CLIP, entry.name, scale).triple] = 1 / factor if constant else None
     exact = [mode for mode, horizon in found.items() if horizon is None] or list(found)
     if not exact:
         why = "another loss, rewards other than the trained ones, or steps that are off-policy"

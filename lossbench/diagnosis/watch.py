@@ -138,8 +138,9 @@ class Watcher:
             raise UsageError("this TRL hands reward functions no completion_ids, which lossbench.watch needs")
         if self._open is None or self._open.call["completion_ids"] is not ids:
             self._open = self._begin(call)
-        if len(rewards) == len(ids):  # else TRL raises, and names the function
-            self._open.rewards[number] = [_number(value) for value in rewards]
+        if len(rewards) == len(ids):  # else TRL raises, and names the function; None and NaN are no reward, as in TRL
+            known = [None if reward is None else float(reward) for reward in rewards]
+            self._open.rewards[number] = [None if r is None or math.isnan(r) else r for r in known]
         if len(self._open.rewards) == self._wrapped:
             generation, self._open = self._open, None
             self._record(generation, call.get("log_metric"))
@@ -225,11 +226,6 @@ class Watcher:
 def _prompt_id(prompt: str) -> int:
     """A number of the prompt's text, the same in every process and after a restart."""
     return int(hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()[:12], 16)
-
-
-def _number(value: Any) -> float | None:
-    """A reward as a number; None and NaN are no reward, as TRL has it."""
-    return None if value is None or math.isnan(float(value)) else float(value)
 
 
 def group_numbers(prompts: Sequence[Any], num_generations: int | None) -> list[tuple[int, int]]:

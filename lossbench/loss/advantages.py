@@ -65,19 +65,12 @@ def _others(rows: Generation, weights_B: Array) -> Array:
     return (rows.per_group(weighted_B) - weighted_B) / (rows.per_group(weights_B) - weights_B)
 
 
-def _group_std(rows: Generation) -> Array:
-    squares_B = rows.per_group((rows.rewards_B - rows.mean_B) ** 2)
-    return _beside(np.sqrt(squares_B / np.maximum(rows.per_group(rows.ones_B) - 1, 1)), rows.eps)
-
-
-def _batch_std(rows: Generation) -> Array:
-    scored = rows.rewards_B[rows.scored_B]
-    return _beside(rows.ones_B * (scored.std(ddof=1) if len(scored) > 1 else 1.0), rows.eps)
-
-
-def _beside(std_B: Array, eps: float) -> Array:
-    """std + eps, and 1 where both vanish: there every centred reward is 0 already."""
-    return np.where(std_B + eps > 0, std_B + eps, 1.0)
+def _std(rows: Generation, ids_B: Array) -> Array:
+    """Unbiased std of the rewards that share an id, + eps; 1 where both vanish: there every centred reward is 0."""
+    count_B = sum_by(rows.scored_B, ids_B)
+    apart_B = (rows.rewards_B - sum_by(rows.rewards_B, ids_B) / count_B) * rows.scored_B
+    std_B = np.sqrt(sum_by(apart_B**2, ids_B) / np.maximum(count_B - 1, 1)) + rows.eps
+    return np.where(std_B > 0, std_B, 1.0)
 
 
 def _group_mean(rows: Generation) -> Array:
@@ -123,12 +116,13 @@ PARTS: Registry[Part] = Registry("advantage", (
         source="Dr. GRPO (arXiv:2503.20783); TRL scale_rewards none",
     ),
     Part(
-        "group", "scale", _group_std, formula="(unbiased std of the group + 1e-4)",
+        "group", "scale", lambda rows: _std(rows, rows.groups_B), formula="(unbiased std of the group + 1e-4)",
         source="GRPO (arXiv:2402.03300); TRL scale_rewards group (eps 1e-4; verl has 1e-6, oat 1e-8)",
         caveat="prompts that are nearly solved or nearly hopeless weigh more",
     ),
     Part(
-        "batch", "scale", _batch_std, formula="(unbiased std of the generation + 1e-4)",
+        "batch", "scale", lambda rows: _std(rows, np.zeros_like(rows.groups_B)),
+        formula="(unbiased std of the generation + 1e-4)",
         source="TRL scale_rewards batch",
         batch_wide=True,
     ),

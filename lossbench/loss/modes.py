@@ -22,10 +22,10 @@ PRESETS: dict[str, tuple[str, str, str]] = {
     "vespo": ("vespo", "token-mean", "group"),
 }
 _PRESET_OF = {triple: name for name, triple in PRESETS.items()}
-COMPARED = ("grpo", "dapo", "dr_grpo")
-"""Presets whose push on a run's rows is shown beside that of its own mode."""
-BASELINE = "seq-mean-token-sum"
-"""The aggregation of constant row weights, with which drifts of length are compared."""
+CLIP = "grpo"  # the surrogate under which aggregations and advantages are shown
+DR_GRPO = "dr_grpo"
+COMPARED = ("grpo", "dapo", DR_GRPO)  # presets whose push on a run's rows is shown beside that of its own mode
+BASELINE = "seq-mean-token-sum"  # the aggregation of constant row weights, with which drifts of length are compared
 
 
 class Mode(BaseModel):
@@ -103,31 +103,31 @@ def parse_mode(text: str) -> Mode:
     return make_mode(loss_type.strip(), agg_mode.strip(), advantage.strip() if slash else "group")
 
 
-def baseline_of(advantage: str, loss_type: str = "grpo") -> Mode:
-    """The mode of constant row weights under an advantage and a surrogate, by default the clip."""
+def baseline_of(advantage: str, loss_type: str = CLIP) -> Mode:
+    """The mode of constant row weights under an advantage and a surrogate."""
     return make_mode(loss_type, BASELINE, advantage)
 
 
 def dose_mode(alpha: float, advantage: str = "none") -> Mode:
     """The mode whose row weights go as L^(alpha - 1): from GRPO's (0) over constant ones (1) to L (2)."""
-    return make_mode("grpo", f"length-power:{format_number(alpha)}", advantage)
+    return make_mode(CLIP, f"length-power:{format_number(alpha)}", advantage)
 
 
 def is_half_dr_grpo(agg_mode: str, scale_rewards: str) -> bool:
     """Whether a mode has Dr. GRPO's constant divisor, but keeps the std in the advantage, as TRL's loss_type alone."""
-    return agg_mode == PRESETS["dr_grpo"][1] and scale_rewards != PRESETS["dr_grpo"][2]
+    return agg_mode == PRESETS[DR_GRPO][1] and scale_rewards != PRESETS[DR_GRPO][2]
 
 
 def catalogue() -> list[Mode]:
     """The presets, and one mode for every surrogate, aggregation and advantage that no preset has."""
     found = [parse_mode(name) for name in PRESETS]
-    clip, agg_mode, _ = PRESETS["grpo"]
+    agg_mode = found[0].agg_mode
     found += [make_mode(name, agg_mode) for name in SURROGATES if name not in {mode.loss_type for mode in found}]
-    weighted = {mode.aggregation.entry.name for mode in found if mode.loss_type == clip}
+    weighted = {mode.aggregation.entry.name for mode in found if mode.loss_type == CLIP}
     others = [entry for entry in AGGREGATIONS.values() if entry.name not in weighted]
-    found += [make_mode(clip, f"{entry.name}:0.5" if entry.takes_alpha else entry.name) for entry in others]
+    found += [make_mode(CLIP, f"{entry.name}:0.5" if entry.takes_alpha else entry.name) for entry in others]
     had = {part.name for mode in found for part in parse_advantage(mode.advantage).parts}
-    return found + [make_mode(clip, agg_mode, name) for name in PARTS if name not in had]
+    return found + [make_mode(CLIP, agg_mode, name) for name in PARTS if name not in had]
 
 
 def parse_modes(text: str) -> list[Mode]:
@@ -164,7 +164,7 @@ def grid_modes(
     if not_trl := [name for name in scale_rewards or () if name not in TRL_SCALES]:
         raise ValueError(unknown("scale_rewards", not_trl[0], TRL_SCALES))
     if agg_modes is not None:
-        bases = [make_mode(loss_type, agg_mode) for loss_type in loss_types or ["grpo"] for agg_mode in agg_modes]
+        bases = [make_mode(loss_type, agg_mode) for loss_type in loss_types or [CLIP] for agg_mode in agg_modes]
     elif loss_types is not None:
         bases = [parse_mode(name) for name in loss_types]
     else:

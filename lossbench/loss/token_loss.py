@@ -100,13 +100,10 @@ class Surrogate:
 
 def check_mask(mask_BT: Tensor) -> Tensor:
     """The mask as bool (B, T), to be called once per batch. Raises ValueError for anything but zeros and ones."""
-    if mask_BT.dtype == torch.bool:
-        return mask_BT
-    live_BT = mask_BT != 0
-    odd = mask_BT[live_BT & (mask_BT != 1)]
+    odd = mask_BT[(mask_BT != 0) & (mask_BT != 1)]
     if odd.numel():
         raise ValueError(f"mask holds {odd[0].item()}; valid: 0 and 1")
-    return live_BT
+    return mask_BT.bool()
 
 
 def widen(values: Tensor) -> Tensor:

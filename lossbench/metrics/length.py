@@ -104,6 +104,8 @@ METRICS: dict[str, Metric] = _metrics(
      "chance that an incorrect completion ends at a free token, late", "per token", "mechanism"),
     ("late_hazard_correct", "late hazard of correct", "chance that a correct completion ends at a free token, late",
      "per token", "mechanism"),
+    ("late_stop_odds", "late odds of stopping",
+     "odds that a correct completion ends at a free token over those of an incorrect one, late", "ratio", "mechanism"),
     ("early_hazard_incorrect", "early hazard of incorrect", "the same of incorrect completions, early",
      "per token", "mechanism"),
     ("early_hazard_correct", "early hazard of correct", "the same of correct completions, early",
@@ -285,6 +287,9 @@ def _windows(early: dict[str, float], late: dict[str, float]) -> dict[str, float
     if mean > 0 and np.isfinite(square):  # a log of means has no spread
         row["early_length_cv"] = max(0.0, square - mean**2) ** 0.5 / mean
         row["early_jensen_gap"] = early["inverse_length_mean"] - 1 / mean
+    right, wrong = late["hazard_correct"], late["hazard_incorrect"]
+    if 0 < wrong < 1 and 0 < right < 1:
+        row["late_stop_odds"] = right / (1 - right) / (wrong / (1 - wrong))
     return row
 
 

@@ -7,16 +7,6 @@ from lossbench.errors import UsageError
 from lossbench.tasks.base import Prompt
 
 
-def position_limit(config: Any) -> tuple[int | None, bool]:
-    """Positions of the model, None where it has no bound, and whether they are a table that ends there.
-
-    Rotary positions go on beyond the context that the model was trained on, if worse.
-    """
-    if getattr(config, "alibi", False):
-        return None, False
-    return getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) is None
-
-
 def check_texts(task: str, prompts: Iterable[Prompt]) -> None:
     """Raise UsageError for a prompt or answer that is no text: half of a surrogate pair cannot be encoded."""
     for prompt in prompts:
@@ -50,10 +40,11 @@ def check_fit(
             f"model '{reference}': its tokenizer has token {largest} ({tokenizer.convert_ids_to_tokens(largest)!r}), "
             f"and its embedding ends at {embedded - 1}: use the tokenizer that the model was trained with"
         )
-    (limit, ends), longest = position_limit(text), max(map(len, ids))
+    longest = max(map(len, ids))
+    limit = None if getattr(text, "alibi", False) else getattr(text, "max_position_embeddings", None)
     if limit is not None and longest + cap > limit:
         needed = f"a prompt of {longest} tokens and a cap of {cap} need {longest + cap} positions, and it has {limit}"
-        if ends:
+        if getattr(text, "rope_parameters", None) is None:  # learned positions are a table that ends there
             raise UsageError(f"model '{reference}': {needed}: lower max_completion_length, or drop long prompts")
         say(f"model {reference}: {needed}; rotary positions go on beyond them, but the model was not trained there")
 

@@ -12,53 +12,37 @@ from pathlib import Path
 
 from lossbench.errors import UsageError, one_line
 from lossbench.extras import require
-from lossbench.policies.pretrained import from_folder
+from lossbench.policies.loaded import from_folder
 from lossbench.policies.warmstart import built_once, cache_dir
 
 _VERSION = 1
 """Part of the cache key: raised whenever the code below makes another folder from the same file."""
 
 
-def is_converted(file: Path) -> bool:
-    """Whether the cache has the model of `file`. Raises UsageError if it has not and the package `gguf` is missing."""
-    return _is_ready(_folder(file), file)
+def cached_folder(file: Path) -> Path:
+    """The cache folder of the model of `file`, converted or not; its name tells the file's contents.
 
-
-def _is_ready(folder: Path, file: Path) -> bool:
-    if folder.is_dir():
-        return True
-    require(f"model '{file}'", "gguf", "gguf")
-    return False
-
-
-def gguf_folder(file: Path) -> Path:
-    """The cache folder with the float32 model and tokenizer of `file`; converts it where it is missing.
-
-    The folder is named after the file's contents. Raises UsageError where the package `gguf` is missing or the file
-    is no model that transformers can read.
+    Raises UsageError where it is not converted and the package `gguf` is missing.
     """
-    folder = _folder(file)
-    if _is_ready(folder, file):
-        return folder
-    return built_once(folder, lambda unfinished: _convert(file, unfinished))
-
-
-def _folder(file: Path) -> Path:
-    return cache_dir() / "models" / f"{file.stem}-{_digest(file)[:12]}"
-
-
-def _digest(file: Path) -> str:
     stat = file.stat()
-    return _digest_of(file, stat.st_size, stat.st_mtime_ns)
+    folder = cache_dir() / "models" / f"{file.stem}-{_digest(file, stat.st_size, stat.st_mtime_ns)[:12]}"
+    if not folder.is_dir():
+        require(f"model '{file}'", "gguf", "gguf")
+    return folder
+
+
+def converted(file: Path) -> Path:
+    """The folder with the float32 model and tokenizer of `file`; converts it where it is missing.
+
+    Raises UsageError where the package `gguf` is missing or transformers cannot read the file.
+    """
+    return built_once(cached_folder(file), lambda unfinished: _convert(file, unfinished))
 
 
 @cache  # a run asks for its model's folder several times, and the file is large
-def _digest_of(file: Path, size_bytes: int, changed_ns: int) -> str:
-    digest = hashlib.sha256(f"{_VERSION}".encode())
+def _digest(file: Path, size_bytes: int, changed_ns: int) -> str:
     with file.open("rb") as stream:
-        while chunk := stream.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, lambda: hashlib.sha256(f"{_VERSION}".encode())).hexdigest()
 
 
 def _convert(file: Path, folder: Path) -> None:

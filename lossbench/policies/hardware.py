@@ -33,13 +33,13 @@ def choose_device(asked: str) -> str:
     """`asked`, with "auto" resolved: the GPU where there is one. Raises UsageError for a missing device."""
     if asked == "cpu":
         return asked
-    if asked != "auto" and asked.partition(":")[0] != "cuda":
+    if asked == "auto":
+        return "cuda" if _has_gpu() else "cpu"
+    if asked.partition(":")[0] != "cuda":
         raise UsageError(unknown("device", asked, DEVICES))
-    if _has_gpu():
-        return "cuda" if asked == "auto" else asked
-    if asked != "auto":
+    if not _has_gpu():
         raise UsageError(f"device '{asked}': torch sees no GPU here; valid: auto, cpu")
-    return "cpu"
+    return asked
 
 
 def _has_gpu() -> bool:
@@ -63,20 +63,16 @@ def placement(device: str, dtype: str) -> Placement:
     weights = "bfloat16" if dtype == "bfloat16" else "float32"
     if place == "cpu" or dtype == "float32":
         return Placement(place, weights, weights)
-    native = _gpu_has_bfloat16()
+    import torch
+
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "bfloat16" and not native:
         raise UsageError("dtype 'bfloat16': this GPU cannot compute in it; valid: auto, float32")
     return Placement(place, weights, "bfloat16" if native else "float32")
-
-
-def _gpu_has_bfloat16() -> bool:
-    import torch
-
-    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def torch_dtype(name: str) -> Any:
     """The `torch.dtype` of that name."""
     import torch
 
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return getattr(torch, name)

@@ -6,30 +6,22 @@ The network is used only for a hub id that the local cache lacks, and never wher
 import importlib.util
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lossbench.errors import UsageError, one_line
 from lossbench.network import no_hub
-from lossbench.policies.adapters import (
-    ADAPTER_FILE,
-    adapter_base,
-    refuse_bad_lora,
-    with_lora,
-    with_trained_adapter,
-)
-from lossbench.policies.gguf import gguf_folder, is_converted
+from lossbench.policies.adapters import ADAPTER_FILE, adapter_base, refuse_bad_lora, with_lora, with_trained_adapter
+from lossbench.policies.gguf import cached_folder, converted
 from lossbench.policies.hardware import placement, torch_dtype
-from lossbench.policies.loaded import LoadedPolicy
-from lossbench.policies.pretrained import from_folder
+from lossbench.policies.loaded import LoadedPolicy, from_folder
 
 Kind = Literal["hub", "folder", "gguf"]
 PACKAGE = "pkg:"
 CONVERTED, FETCHED = "converted into the cache", "fetched from the hub"
 _TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-_WEIGHT_FILES = ("*.safetensors",)
 _INDEX = "model.safetensors.index.json"  # which of several weight files holds what
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
@@ -54,7 +46,7 @@ def resolve(reference: str, *, weights: bool = True) -> Source:
     if path is None:
         folder = _hub_folder(reference, weights)
         return Source("hub", folder, folder.name)
-    return Source("gguf", gguf_folder(path)) if path.suffix == ".gguf" else Source("folder", path)
+    return Source("gguf", converted(path)) if path.suffix == ".gguf" else Source("folder", path)
 
 
 def first_use(reference: str) -> str | None:
@@ -65,7 +57,7 @@ def first_use(reference: str) -> str | None:
     path = _local(reference)
     if path is None:
         return None if _cached(reference, weights=True) else FETCHED
-    if path.suffix == ".gguf" and not is_converted(path):
+    if path.suffix == ".gguf" and not cached_folder(path).is_dir():
         return CONVERTED
     base = adapter_base(path, reference) if path.is_dir() else None
     return first_use(base) if base else None
@@ -95,7 +87,7 @@ def _packaged(reference: str) -> Path:
     found = importlib.util.find_spec(package) if package.isidentifier() else None
     if found is None or not found.submodule_search_locations:
         raise UsageError(f"model '{reference}': no package '{package}' is installed here")
-    files = sorted(file for place in found.submodule_search_locations for file in Path(place).glob("*.gguf"))
+    files = [file for place in found.submodule_search_locations for file in Path(place).glob("*.gguf")]
     if len(files) != 1:
         raise UsageError(f"model '{reference}': the package has {len(files)} .gguf files; give the path of one")
     return files[0]
@@ -107,16 +99,15 @@ def _hub_folder(reference: str, weights: bool) -> Path:
 
     if folder := _cached(reference, weights):
         return folder
-    name, _, revision = reference.partition("@")
-    wanted = [*_TEXT_FILES, *(_WEIGHT_FILES if weights else ())]
     if why_not := no_hub():
         raise UsageError(f"model '{reference}': not in the local cache, and {why_not}")
+    name, _, revision = reference.partition("@")
+    wanted = [*_TEXT_FILES, *(["*.safetensors"] if weights else [])]
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=wanted))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"model '{reference}': no such model or revision on the hub, or no access ({one_line(error)})"
-        ) from error
+        why = f"no such model or revision on the hub, or no access ({one_line(error)})"
+        raise UsageError(f"model '{reference}': {why}") from error
 
 
 def _cached(reference: str, weights: bool) -> Path | None:
@@ -128,9 +119,8 @@ def _cached(reference: str, weights: bool) -> Path | None:
         folder = Path(snapshot_download(name, revision=revision or None, local_files_only=True))
     except (OSError, ValueError) as error:
         if "Repo id must" in str(error):
-            raise UsageError(
-                f"model '{reference}': neither a folder, nor a .gguf file, nor a hub id (id@revision)"
-            ) from None
+            valid = "neither a folder, nor a .gguf file, nor a hub id (id@revision)"
+            raise UsageError(f"model '{reference}': {valid}") from None
         return None
     return folder if not weights or _has_weights(folder) else None
 
@@ -159,11 +149,9 @@ def load_pretrained(
     """The model that `reference` names, on its device, with its tokenizer.
 
     `device` and `dtype`, that of the weights, are those of `hardware.placement`; `lora` ({"r": 16, "alpha": 32, ...})
-    trains adapters only. Raises UsageError, one line, where the model is not available, has no EOS token, or an option
-    does not fit.
-
-    Where the reference is a trained adapter (a LoRA checkpoint), the base model that it names is loaded under it, and
-    the adapter alone is trained.
+    trains adapters only. Of a trained adapter (a LoRA checkpoint) the base model that it names is loaded under it, and
+    the adapter alone is trained. Raises UsageError, one line, where the model is not available, has no EOS token, or an
+    option does not fit.
     """
     import torch
     import transformers
@@ -175,28 +163,23 @@ def load_pretrained(
     if base and lora:
         raise UsageError(f"model '{reference}' is an adapter already: leave --lora out")
     options = {"dtype": torch_dtype(place.weights), "trust_remote_code": trust_remote_code}
-    whole = _base_source(reference, base) if base else source
-    model = _from_folder(transformers.AutoModelForCausalLM, reference, whole, **options)
+    model = _from_folder(transformers.AutoModelForCausalLM, reference, _whole(reference, source), **options)
     tokenizer = load_tokenizer(reference, trust_remote_code=trust_remote_code)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if lora or base:  # frozen embeddings would cut the graph in front of the first checkpoint
+            model.enable_input_require_grads()
     if lora:
-        model = with_lora(model, lora, gradient_checkpointing)
+        model = with_lora(model, lora)
     elif base:
-        model = with_trained_adapter(model, source.folder, reference, gradient_checkpointing)
+        model = with_trained_adapter(model, source.folder, reference)
     resolved = {
-        "model": reference,
-        "kind": source.kind,
-        "commit": source.commit,
-        "adapter_of": base,
-        "dtype": place.weights,
-        "device": place.device,
-        "lora": dict(lora) if lora else None,
+        "model": reference, "kind": source.kind, "commit": source.commit, "adapter_of": base, "dtype": place.weights,
+        "device": place.device, "lora": dict(lora) if lora else None,
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameters_trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+        "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
     return LoadedPolicy(model.to(place.device), tokenizer, resolved)
 
 
@@ -204,9 +187,7 @@ def load_config(reference: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration that `reference` names, an adapter's that of its base. Raises UsageError as `resolve`."""
     from transformers import AutoConfig
 
-    source = resolve(reference, weights=False)
-    if base := adapter_base(source.folder, reference):
-        source = _base_source(reference, base)
+    source = _whole(reference, resolve(reference, weights=False))
     return _from_folder(AutoConfig, reference, source, trust_remote_code=trust_remote_code)
 
 
@@ -218,8 +199,8 @@ def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoTokenizer
 
     source = resolve(reference, weights=False)
-    if not (source.folder / "tokenizer_config.json").is_file() and (base := adapter_base(source.folder, reference)):
-        source = _base_source(reference, base)
+    if not (source.folder / "tokenizer_config.json").is_file():
+        source = _whole(reference, source)
     tokenizer = _from_folder(AutoTokenizer, reference, source, trust_remote_code=trust_remote_code)
     if tokenizer.eos_token_id is None:
         raise UsageError(
@@ -232,9 +213,11 @@ def load_tokenizer(reference: str, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def _base_source(reference: str, base: str) -> Source:
+def _whole(reference: str, source: Source) -> Source:
+    """The files of a whole model: those of its base where `source` is an adapter."""
+    base = adapter_base(source.folder, reference)
     try:
-        return resolve(base)
+        return resolve(base) if base else source
     except UsageError as error:
         raise UsageError(f"model '{reference}' is an adapter whose base is not available: {error}") from error
 
@@ -248,32 +231,3 @@ def _from_folder(kind: Any, reference: str, source: Source, **options: Any) -> A
                 f"model '{reference}' runs code of its own: allow it with --set trust_remote_code=true"
             ) from error
         raise UsageError(f"model '{reference}': cannot be loaded ({one_line(error)})") from error
-
-
-PromptRenderer = Callable[[str], str]
-PLAIN = "ask in plain text with --set task_params.chat=false (arithmetic: --set task_params.form=plain)"
-
-
-def chat_renderer(tokenizer: Any, reference: str) -> PromptRenderer:
-    """Text -> the model's input text for it as a user's message, by the tokenizer's chat template.
-
-    A leading BOS of the template is dropped where the tokenizer adds one itself. Raises UsageError if the
-    template is missing or fails.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(f"model '{reference}' has no chat template: {PLAIN}")
-    bos = tokenizer.bos_token
-    adds_bos = bos is not None and tokenizer("x")["input_ids"][:1] == [tokenizer.bos_token_id]
-
-    def render(text: str) -> str:
-        try:
-            rendered = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template is code of the model's author and may raise anything
-            raise UsageError(
-                f"model '{reference}': its chat template fails ({type(error).__name__}: {one_line(error)}): {PLAIN}"
-            ) from error
-        return rendered.removeprefix(bos) if adds_bos else rendered
-
-    return render

@@ -5,9 +5,8 @@ from typing import Any
 
 from lossbench.policies import BUILT_IN
 from lossbench.policies.adapters import refuse_bad_lora, with_lora
-from lossbench.policies.loaded import LoadedPolicy
+from lossbench.policies.loaded import LoadedPolicy, from_folder
 from lossbench.policies.prepare import built_in_policy, check_policy_params
-from lossbench.policies.pretrained import from_folder
 from lossbench.policies.warmstart import ensure_policy, policy_key
 
 
@@ -21,10 +20,9 @@ def load_policy(
 ) -> LoadedPolicy:
     """The policy called `policy`: a built-in one at `policy_seed`, else a model reference (`load_pretrained`).
 
-    `policy_params` change a built-in policy's configuration (`TinyPolicy`).
-
-    `options` are those of `load_pretrained` (dtype, device, lora, ...), of which built-in policies take `lora`: they
-    come in float32, on the CPU. Raises UsageError where a model is not available.
+    `policy_params` change a built-in policy's configuration (`TinyPolicy`). `options` are those of `load_pretrained`
+    (dtype, device, lora, ...), of which built-in policies take `lora`: they come in float32, on the CPU. Raises
+    UsageError where a model is not available.
     """
     check_policy_params(policy, policy_params or {})
     if policy not in BUILT_IN:
@@ -35,8 +33,7 @@ def load_policy(
 
     config = built_in_policy(policy, policy_seed, policy_params)
     folder = ensure_policy(config)
-    model = from_folder(AutoModelForCausalLM, folder)
-    tokenizer = from_folder(AutoTokenizer, folder)
+    model, tokenizer = (from_folder(kind, folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
     if lora := options.get("lora"):
         refuse_bad_lora(lora)
         model = with_lora(model, lora)

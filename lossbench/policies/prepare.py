@@ -23,12 +23,13 @@ def built_in_policy(policy: str, policy_seed: int | None, params: Mapping[str, A
 
     `params` change it, such as {"check_truth": 0.8}. Raises UsageError for a name or value that is not valid.
     """
+    params = params or {}
     names = [field.name for field in fields(TinyPolicy) if field.name != "policy_seed"]
-    for name in params or {}:
+    for name in params:
         if name not in names:
             raise UsageError(unknown(f"parameter of policy '{policy}'", name, names))
     try:
-        found = replace(BUILT_IN[policy], policy_seed=policy_seed or 0, **(params or {}))
+        found = replace(BUILT_IN[policy], policy_seed=policy_seed or 0, **params)
     except ValidationError as error:
         wrong = error.errors()[0]
         raise UsageError(f"policy '{policy}': {wrong['loc'][0]}={wrong['input']!r}: {wrong['msg']}") from None
@@ -66,8 +67,7 @@ def prepare_policies(policies: Sequence[TinyPolicy], workers: int, on_step: OnSt
 
 
 def _in_processes(missing: Sequence[TinyPolicy], workers: int, on_step: OnStep | None) -> None:
-    # Threads of torch do not survive a fork.
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
     steps_done = context.Value("q", 0)
     total = sum(phase.steps for policy in missing for phase in phases(policy))
     waiting, running = list(missing), []

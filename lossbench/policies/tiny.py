@@ -15,8 +15,6 @@ from pydantic.dataclasses import dataclass
 from lossbench.tasks.selfcheck import ALPHABET, CHECK_RIGHT, CHECK_WRONG, reversed_sum
 
 PAD, EOS = "<pad>", "<eos>"
-
-
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -62,13 +60,9 @@ class Phase:
 
 def phases(policy: TinyPolicy) -> list[Phase]:
     """The warm start's phases; the last one is the distribution that the policy is to have."""
+    corrupted = min(policy.short_corrupted, policy.corrupted_answers)
     return [
-        Phase(
-            policy.short_steps,
-            policy.short_lr,
-            min(policy.short_corrupted, policy.corrupted_answers),
-            policy.short_checks,
-        ),
+        Phase(policy.short_steps, policy.short_lr, corrupted, policy.short_checks),
         Phase(policy.long_steps, policy.long_lr, policy.corrupted_answers, policy.max_checks),
     ]
 
@@ -103,7 +97,7 @@ def make_tokenizer():
         eos_token=EOS,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-    )
+    )  # fmt: skip
 
 
 def make_model(policy: TinyPolicy, vocabulary_size: int):

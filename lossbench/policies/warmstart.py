@@ -1,7 +1,6 @@
 """Warm start of the built-in policy: built once by supervised learning and kept in the cache.
 
-The cache folder is named after the hash of the policy's configuration, so another configuration is another folder. It
-appears by rename, so readers always see it whole.
+The folder is named after the hash of its configuration, and appears by rename: readers always see it whole.
 """
 
 import hashlib
@@ -11,13 +10,13 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from lossbench.errors import UsageError
 from lossbench.locks import exclusive
-from lossbench.policies.pretrained import hide_progress_bars
+from lossbench.policies.loaded import hide_progress_bars
 from lossbench.policies.tiny import Phase, TinyPolicy, make_model, make_tokenizer, phases, write_completion
 from lossbench.tasks.selfcheck import SelfCheck
 
@@ -28,19 +27,18 @@ POLICY_FILE = "policy.json"
 ATTEMPTS = 3
 _SEEDS_APART = 1_000_003  # of one attempt from the next
 IGNORED = -100
+_PASS_ROWS = 16  # rows that share a pass through the model: neighbours in length, which halves the padding
 _SHORT_TOKENS = 20  # rows up to this length are passed through the model together: there is little padding to save
-
 
 OnStep = Callable[[int, int], None]
 
 
 def cache_dir() -> Path:
     """Folder of built policies: `LOSSBENCH_CACHE`, else the platform's cache folder."""
-    if override := os.environ.get("LOSSBENCH_CACHE"):
-        return Path(override).expanduser()
-    import platformdirs
+    from platformdirs import user_cache_path
 
-    return Path(platformdirs.user_cache_dir("lossbench"))
+    override = os.environ.get("LOSSBENCH_CACHE")
+    return Path(override).expanduser() if override else user_cache_path("lossbench")
 
 
 def policy_key(policy: TinyPolicy) -> str:
@@ -57,8 +55,8 @@ def policy_path(policy: TinyPolicy) -> Path:
 def ensure_policy(policy: TinyPolicy, on_step: OnStep | None = None) -> Path:
     """The folder that holds the warm-started policy; builds it first where it is missing.
 
-    Two processes that ask at once build it once: the second waits for the first. `on_step(done, total)` is called as
-    the warm start goes. One thread, so that the weights do not depend on how many cores there are.
+    Processes that ask at once build it once. `on_step(done, total)` is called as the warm start goes. One thread, so
+    that the weights do not depend on how many cores there are.
     """
     return built_once(policy_path(policy), lambda folder: _build(policy, folder, on_step))
 
@@ -88,18 +86,6 @@ def built_once(path: Path, build: Callable[[Path], None]) -> Path:
     return path
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
     """Warm-start and save the policy into `folder`.
 
@@ -114,7 +100,10 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
     tried = []
     for attempt in range(ATTEMPTS):
         seed = policy.policy_seed + _SEEDS_APART * attempt
-        with _one_thread(), torch.random.fork_rng(devices=[]):
+        with ExitStack() as held:
+            held.enter_context(torch.random.fork_rng(devices=[]))
+            held.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
             torch.manual_seed(seed)
             model = make_model(policy, len(tokenizer))
             _train(policy, model, tokenizer, random.Random(seed), on_step)
@@ -131,8 +120,7 @@ def _build(policy: TinyPolicy, folder: Path, on_step: OnStep | None) -> None:
 
 
 def accuracy(model, tokenizer) -> float:
-    """Probability that a sampled completion answers its prompt rightly, mean over all hundred sums; computed, not
-    sampled."""
+    """Probability that a sampled completion gives the right answer, mean over all hundred sums, without sampling."""
     import torch
 
     prompts = SelfCheck().train_prompts
@@ -150,18 +138,16 @@ def _train(policy: TinyPolicy, model, tokenizer, rng: random.Random, on_step: On
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
-    total, done = sum(phase.steps for phase in phases(policy)), 0
+    steps = [(phase, step) for phase in phases(policy) for step in range(phase.steps)]
     model.train()
-    for phase in phases(policy):
-        for step in range(phase.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = phase.lr * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
-            _accumulate_gradients(model, _rows(policy, phase, tokenizer, rng), tokenizer.pad_token_id)
-            optimizer.step()
-            optimizer.zero_grad()
-            done += 1
-            if on_step:
-                on_step(done, total)
+    for done, (phase, step) in enumerate(steps, start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = phase.lr * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
+        _accumulate_gradients(model, _rows(policy, phase, tokenizer, rng), tokenizer.pad_token_id)
+        optimizer.step()
+        optimizer.zero_grad()
+        if on_step:
+            on_step(done, len(steps))
     model.eval()
 
 
@@ -177,15 +163,11 @@ def _rows(policy: TinyPolicy, phase: Phase, tokenizer, rng: random.Random) -> li
     return sorted(rows, key=lambda row: len(row[0]))
 
 
-def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int, pass_rows: int = 16) -> None:
-    """Add the gradient of the mean cross-entropy per completion token over all rows.
-
-    Neighbours in length share a pass, which halves the padding; the sum over passes is the gradient of the whole batch.
-    """
+def _accumulate_gradients(model, rows: list[tuple[list[int], int]], pad_id: int) -> None:
+    """Add the gradient of the mean cross-entropy per completion token over all rows, which are sorted by length."""
     import torch
 
-    if len(rows[-1][0]) <= _SHORT_TOKENS:
-        pass_rows = len(rows)
+    pass_rows = len(rows) if len(rows[-1][0]) <= _SHORT_TOKENS else _PASS_ROWS
     tokens = sum(len(ids) - prompt for ids, prompt in rows)
     for start in range(0, len(rows), pass_rows):
         part = rows[start : start + pass_rows]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lossbench.errors import UsageError
+from lossbench.sampling.draws import row_uniforms
 from lossbench.sampling.length_chunks import length_chunks
-from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.sampling.rollouts import sample
 from lossbench.tasks.base import Task
 from lossbench.tasks.judging import judge
 

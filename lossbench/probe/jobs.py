@@ -41,8 +41,9 @@ class ProbeJob:
 
     @property
     def name(self) -> str:
-        """Name of the policy in the table."""
-        return self.label or self.policy
+        """Name of the policy in the table; parameters of its own, which make it another policy, are part of it."""
+        params = sorted(self.load_options.get("policy_params", {}).items())
+        return self.label or " ".join([self.policy, *(f"{key}={value}" for key, value in params)])
 
     @property
     def built_in(self) -> bool:

@@ -2,39 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.sampling.llama_decode import LlamaDecoder, computes_plain_llama
 from lossbench.sampling.prompts import forward, read_prompts
-
-
-class Decoder(Protocol):
-    """Model interface of the sampling loop. Rows are numbered 0..n-1 in their present order."""
-
-    def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """Read the left-padded prompts, each one once, and return the next-token logits of the batch.
-
-        Args:
-            prompt_ids_UP: distinct prompts (U, P).
-            prompt_mask_UP: 1 on prompt tokens, 0 on padding (U, P).
-            rows_B: which prompt each row of the batch continues (B).
-            capacity: positions a row may reach, prompt included.
-
-        Returns:
-            Logits (B, V).
-        """
-        ...
-
-    def step(self, tokens_B: Tensor) -> Tensor:
-        """Append one token to each row (B) and return the next-token logits (B, V)."""
-        ...
-
-    def keep(self, rows_N: Tensor) -> None:
-        """Go on with these rows only; row i of the smaller batch is the present row `rows_N[i]`."""
-        ...
 
 
 @contextmanager
@@ -53,10 +27,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def unwrapped(model: nn.Module) -> Any:
     """The language model inside wrappers for several processes, compilation and adapters.
 
-    Adapters that live inside the layers (LoRA and its kin) stay active.
-
-    Raises:
-        UsageError: the adapter adds virtual prompt tokens, or the model is an encoder-decoder.
+    Adapters that live inside the layers (LoRA and its kin) stay active. Raises UsageError where the adapter adds
+    virtual prompt tokens, or the model is an encoder-decoder.
     """
     from accelerate.utils import extract_model_from_parallel
 
@@ -71,17 +43,19 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 class ModelDecoder:
-    """Decoding through the model's own forward: any causal model of transformers with a plain key-value cache."""
+    """Decoding through an unwrapped model's own forward: any causal model with a plain key-value cache.
+
+    This is what the sampling loop asks of a decoder. Rows are numbered 0..n-1 in their present order.
+    """
 
     def __init__(self, model: Any) -> None:
-        """Take the unwrapped model, in evaluation mode for as long as the decoder is used."""
         self._model = model
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """See `Decoder.prefill`.
+        """Read the distinct left-padded prompts (U, P), and return the batch's next-token logits (B, V).
 
-        Raises:
-            UsageError: the model has learned embeddings for fewer than `capacity` positions, or no plain cache.
+        Row b of the batch continues prompt `rows_B[b]`; `capacity` positions are what a row may reach, its prompt
+        included. Raises UsageError where learned positions end below that, or the model keeps no plain cache.
         """
         config = self._model.config
         limit = getattr(config, "max_position_embeddings", None)
@@ -91,12 +65,11 @@ class ModelDecoder:
         self._cache.batch_select_indices(rows_B)
         self._width = prompt_ids_UP.shape[1]
         self._positions_B = prompt_mask_UP.sum(-1)[rows_B]
-        generated = capacity - self._width
-        self._mask_BT = nn.functional.pad(prompt_mask_UP[rows_B], (0, generated), value=1)
+        self._mask_BT = nn.functional.pad(prompt_mask_UP[rows_B], (0, capacity - self._width), value=1)
         return logits_UV[rows_B]
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """See `Decoder.step`."""
+        """Append one token to each row (B) and return the next-token logits (B, V)."""
         self._width += 1
         logits_BV = forward(
             self._model, tokens_B[:, None], self._mask_BT[:, : self._width], self._positions_B[:, None], self._cache
@@ -105,19 +78,16 @@ class ModelDecoder:
         return logits_BV
 
     def keep(self, rows_N: Tensor) -> None:
-        """See `Decoder.keep`."""
+        """Go on with these rows only; row i of the smaller batch is the present row `rows_N[i]`."""
         self._cache.batch_select_indices(rows_N)
         self._positions_B = self._positions_B[rows_N]
         self._mask_BT = self._mask_BT[rows_N]
 
 
-def make_decoder(model: nn.Module) -> Decoder:
-    """The fastest decoder that provably computes what the model's forward computes.
+Decoder = LlamaDecoder | ModelDecoder
 
-    Raises:
-        UsageError: the model is of no kind that the built-in sampler can decode.
-    """
+
+def make_decoder(model: nn.Module) -> Decoder:
+    """The fastest decoder that computes what the model's forward does. Raises UsageError as `unwrapped`."""
     inner = unwrapped(model)
-    if computes_plain_llama(inner):
-        return LlamaDecoder(inner)
-    return ModelDecoder(inner)
+    return LlamaDecoder(inner) if computes_plain_llama(inner) else ModelDecoder(inner)

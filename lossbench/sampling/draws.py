@@ -14,26 +14,15 @@ _WORD = 1 << 64
 def row_uniforms(
     seed: int, generation: int, prompt_ids: Sequence[int], samples: Sequence[int], width: int, *, stream: int = 0
 ) -> Tensor:
-    """Uniform numbers of a batch of rows, each row from a stream of its own.
+    """Uniform numbers in [0, 1) of a batch of rows, float32 (B, width) on the CPU, each row from a stream of its own.
 
     Row b is a function of (seed, stream, generation, prompt_ids[b], samples[b]) alone: not of the other rows, the
     batch's order, the rank or `width` (a wider table begins with the narrower one). The streams are those of the
     counter-based generator Philox4x64-10 (Salmon et al. 2011, as in numpy.random.Philox): `seed` and `stream` are its
-    key, the other three are words of its counter, so two different rows never share a counter value.
+    key, the other three are words of its counter, so two different rows never share a counter value. `stream` keeps
+    purposes apart, such as 0 for training and 1 for evaluation.
 
-    Args:
-        seed: the run's seed, 0 <= seed < 2**64 (as are all integers here).
-        generation: number of the sampling round.
-        prompt_ids: the prompt's number for each row (B).
-        samples: which completion of its prompt the row is (B).
-        width: numbers per row, the cap on completion tokens.
-        stream: keeps purposes apart, such as 0 for training and 1 for evaluation.
-
-    Returns:
-        float32 (B, width) on the CPU, multiples of 2**-24 in [0, 1).
-
-    Raises:
-        ValueError: `prompt_ids` and `samples` differ in length, or an integer is out of range.
+    Raises ValueError where `prompt_ids` and `samples` differ in length, or an integer is outside [0, 2**64).
     """
     if len(prompt_ids) != len(samples):
         raise ValueError(f"prompt_ids has {len(prompt_ids)} rows and samples {len(samples)}: give one of each per row")
@@ -81,16 +70,9 @@ def draw_tokens(
 ) -> Tensor:
     """One token per row by inverse CDF: the first token whose cumulative probability exceeds the row's uniform number.
 
-    Args:
-        logits_BV: float logits (B, V), of any float dtype; the arithmetic is float32.
-        uniforms_B: numbers in [0, 1) (B).
-        temperature: divides the logits, > 0.
-        top_p: nucleus mass in (0, 1]; 1 skips the sort.
-        top_k: number of tokens kept; 0 keeps all.
-
-    Returns:
-        int64 (B). A token of probability 0 is never drawn. V (one past the last token) marks a row whose logits are not
-        finite numbers, so that the caller can say which.
+    `logits_BV` may be of any float dtype; the arithmetic is float32. Returns int64 (B). A token of probability 0 is
+    never drawn. V (one past the last token) marks a row whose logits are not finite numbers, so that the caller can say
+    which.
     """
     logits_BV = logits_BV.float()
     if temperature != 1.0:

@@ -21,15 +21,14 @@ def ended_rows(rollouts: Mapping[str, Any], eos_ids: Collection[int]) -> dict[st
     Rollouts with an `env_mask` are left as they are: they have several turns, each with an EOS of its own. Raises
     UsageError for a completion without tokens.
     """
-    found = dict(rollouts)
-    rows = found.get("completion_ids")
+    rows = rollouts.get("completion_ids")
     if rows is None:
-        return found  # TRL names the keys that are missing
-    rows = [_listed(row) for row in rows]
-    if empty := [i for i, row in enumerate(rows) if not row]:
+        return dict(rollouts)  # TRL names the keys that are missing
+    if empty := [i for i, row in enumerate(rows) if len(row) == 0]:
         raise UsageError(f"rollout_func: completion {empty[0]} has no tokens; valid: at least one, such as an EOS")
+    found = {**rollouts, "completion_ids": [_listed(row) for row in rows]}
     if found.get("env_mask") is None:
-        lengths = [completion_tokens(row, eos_ids) for row in rows]
+        lengths = [completion_tokens(row, eos_ids) for row in found["completion_ids"]]
         for name in ("completion_ids", "logprobs"):
             if found.get(name) is not None:
                 found[name] = [_listed(row)[:length] for row, length in zip(found[name], lengths, strict=True)]

@@ -17,44 +17,23 @@ def length_chunks(
     *,
     prompt_tokens: int = 0,
     overhead_positions: float = OVERHEAD_POSITIONS,
-    max_positions: int | None = None,
-    max_rows: int | None = None,
+    max_positions: float = np.inf,
 ) -> list[Tensor]:
     """The partition of rows into chunks of similar length with the least estimated cost of a forward-backward.
 
-    A chunk of n rows padded to its longest costs `overhead_positions + n * (prompt_tokens + longest)`. With rows sorted
-    by length an optimal partition is made of contiguous pieces, found exactly by dynamic programming in O(B^2).
-
-    Args:
-        lengths_B: completion tokens per row (B), >= 0.
-        prompt_tokens: prompt positions that every row carries besides.
-        overhead_positions: fixed cost of a chunk, in units of one position; 0 makes a chunk per distinct length.
-        max_positions: bound on n * (prompt_tokens + longest) of a chunk, for memory; a single row may exceed it.
-        max_rows: bound on the rows of a chunk.
-
-    Returns:
-        int64 row numbers on the CPU, one tensor per chunk, longest rows first; together each row exactly once.
-
-    Raises:
-        ValueError: a length or `overhead_positions` is negative, or a bound is below 1.
+    A chunk of n rows of `lengths_B` completion tokens, padded to its longest, costs `overhead_positions + n *
+    (prompt_tokens + longest)`. With rows sorted by length an optimal partition is made of contiguous pieces, found
+    exactly by dynamic programming in O(B^2). `max_positions` bounds n * (prompt_tokens + longest), for memory; a single
+    row may exceed it. Returns int64 row numbers on the CPU, one tensor per chunk, longest rows first.
     """
-    lengths = np.asarray(lengths_B.tolist() if isinstance(lengths_B, Tensor) else lengths_B, dtype=np.int64)
-    if lengths.ndim != 1 or (lengths < 0).any():
-        shortest = lengths.min(initial=0)
-        raise ValueError(f"lengths_B has shape {lengths.shape} and minimum {shortest}: give (B,) lengths >= 0")
-    if overhead_positions < 0 or prompt_tokens < 0:
-        raise ValueError(f"overhead_positions ({overhead_positions}) and prompt_tokens ({prompt_tokens}) must be >= 0")
-    if (max_positions is not None and max_positions < 1) or (max_rows is not None and max_rows < 1):
-        raise ValueError(f"max_positions ({max_positions}) and max_rows ({max_rows}) must be >= 1")
+    lengths = torch.as_tensor(lengths_B, dtype=torch.int64).cpu().numpy()
     order = np.argsort(-lengths, kind="stable")
     widths = lengths[order] + prompt_tokens
-    cuts = _cheapest_cuts(widths, overhead_positions, max_positions, max_rows)
+    cuts = _cheapest_cuts(widths, overhead_positions, max_positions)
     return [torch.from_numpy(order[start:stop].copy()) for start, stop in pairwise(cuts)]
 
 
-def _cheapest_cuts(
-    widths: np.ndarray, overhead_positions: float, max_positions: int | None, max_rows: int | None
-) -> list[int]:
+def _cheapest_cuts(widths: np.ndarray, overhead_positions: float, max_positions: float) -> list[int]:
     """Boundaries 0 = c_0 < ... < c_k = B of the cheapest contiguous partition of widths sorted from wide to narrow."""
     count = len(widths)
     cost = np.zeros(count + 1)
@@ -63,10 +42,7 @@ def _cheapest_cuts(
         rows = stop - np.arange(stop)
         positions = rows * widths[:stop]
         total = cost[:stop] + overhead_positions + positions
-        if max_positions is not None:
-            total[(positions > max_positions) & (rows > 1)] = np.inf
-        if max_rows is not None:
-            total[rows > max_rows] = np.inf
+        total[(positions > max_positions) & (rows > 1)] = np.inf
         first[stop] = int(total.argmin())
         cost[stop] = total[first[stop]]
     cuts = [count]

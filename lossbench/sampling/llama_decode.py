@@ -5,7 +5,6 @@ attention (Ainslie et al. 2023), SwiGLU (Shazeer 2020), as the Llama and Qwen2 c
 """
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,11 +50,9 @@ def computes_plain_llama(model: Any) -> bool:
 def _is_untouched(module: nn.Module) -> bool:
     """Whether a module is of a known class with its own forward and no hooks."""
     kind = type(module)
-    if kind.__module__ not in _KNOWN_MODULES and kind not in (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU):
-        return False
-    if module._forward_hooks or module._forward_pre_hooks:
-        return False
-    return _is_own_forward(module.forward, kind)
+    known = kind.__module__ in _KNOWN_MODULES or kind in (nn.Linear, nn.Embedding, nn.ModuleList, nn.SiLU)
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return known and not hooked and _is_own_forward(module.forward, kind)
 
 
 def _is_own_forward(forward: Any, kind: type[nn.Module]) -> bool:
@@ -74,12 +71,13 @@ def _is_own_forward(forward: Any, kind: type[nn.Module]) -> bool:
 
 
 class _Projection:
-    """A linear map ready for few rows: x W^T + b, in whichever order of operands is fast for its size and device."""
+    """Linear maps of one input, ready for few rows: x W^T + b, in the order of operands that is fast for the size."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, *linear: Any) -> None:
+        weight = self._weight = _joined([module.weight for module in linear])
+        self._bias = None if linear[0].bias is None else _joined([module.bias for module in linear])
         on_cpu = weight.device.type == "cpu"
         self._wide = on_cpu and weight.numel() >= _WIDE_WEIGHT_ELEMENTS
-        self._weight, self._bias = weight, bias
         self._weight_t = weight.t().contiguous() if on_cpu and not self._wide else weight.t()
 
     def __call__(self, rows_BD: Tensor) -> Tensor:
@@ -113,53 +111,37 @@ class _Norm:
         return torch.div(rows_BD, length_B1).mul_(self._weight).to(rows_BD.dtype)
 
 
-@dataclass(slots=True)
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
+
+
 class _Layer:
-    norm_in: _Norm
-    qkv: _Projection
-    out: _Projection
-    norm_mid: _Norm
-    gate: _Projection
-    up: _Projection
-    down: _Projection
+    """The weights of one layer of the model, as they are now."""
 
-
-def _linear(module: Any) -> _Projection:
-    return _Projection(module.weight.detach(), None if module.bias is None else module.bias.detach())
-
-
-def _read_layer(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    qkv = _Projection(torch.cat([part.weight.detach() for part in parts]), bias)
-    return _Layer(
-        norm_in=_Norm(layer.input_layernorm),
-        qkv=qkv,
-        out=_linear(attention.o_proj),
-        norm_mid=_Norm(layer.post_attention_layernorm),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
-    )
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norm_in, self.norm_mid = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        self.qkv = _Projection(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = _Projection(attention.o_proj)
+        self.gate, self.up, self.down = (_Projection(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
 
 class LlamaDecoder:
     """Decoding with the weights as they are when `prefill` is called, and a cache in which rows that stay do not move.
 
     The cache is one tensor (layers, rows, kv heads, 2, positions, head size); the last rows overwrite those that leave.
+    `model` is unwrapped, and `computes_plain_llama` holds for it.
     """
 
     def __init__(self, model: Any) -> None:
-        """Take an unwrapped model for which `computes_plain_llama` holds."""
         self._model = model
 
     def prefill(self, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor, rows_B: Tensor, capacity: int) -> Tensor:
-        """See `Decoder.prefill`."""
+        """See `ModelDecoder`."""
         model = self._model
         self._embedding = model.model.embed_tokens.weight.detach()
-        self._layers = [_read_layer(layer) for layer in model.model.layers]
-        self._norm_out, self._head = _Norm(model.model.norm), _linear(model.lm_head)
+        self._layers = [_Layer(layer) for layer in model.model.layers]
+        self._norm_out, self._head = _Norm(model.model.norm), _Projection(model.lm_head)
         self._rotation = self._rotary_table(capacity)
         logits_UV, cache = read_prompts(model, prompt_ids_UP, prompt_mask_UP)
         self._width, self._capacity = prompt_ids_UP.shape[1], capacity
@@ -204,9 +186,9 @@ class LlamaDecoder:
         self._penalty = penalty.reshape(rows * self._kv_heads, 1, -1)
 
     def step(self, tokens_B: Tensor) -> Tensor:
-        """See `Decoder.step`."""
-        if self._width == self._cache.shape[4]:
-            self._grow()
+        """See `ModelDecoder`."""
+        if self._width == self._cache.shape[4]:  # twice the room for generated tokens
+            self._grow(min(self._capacity, 2 * self._width + _FIRST_CAPACITY_TOKENS))
         hidden_BD = self._embedding.index_select(0, tokens_B)
         rotation = self._rotation.index_select(0, self._positions_B)
         cos, sin = rotation[:, None, 0], rotation[:, None, 1]
@@ -237,9 +219,7 @@ class LlamaDecoder:
         weights = torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
         return torch.bmm(weights, values).view(rows, -1)
 
-    def _grow(self) -> None:
-        """Double the room for generated tokens."""
-        room = min(self._capacity, 2 * self._width + _FIRST_CAPACITY_TOKENS)
+    def _grow(self, room: int) -> None:
         layers, rows, kv_heads, _, _, head_size = self._cache.shape
         larger = self._cache.new_empty(layers, rows, kv_heads, 2, room, head_size)
         larger[..., : self._width, :] = self._cache
@@ -247,7 +227,7 @@ class LlamaDecoder:
         self._refresh_views()
 
     def keep(self, rows_N: Tensor) -> None:
-        """See `Decoder.keep`; only rows whose place changes are copied."""
+        """See `ModelDecoder`; only rows whose place changes are copied."""
         places_N = torch.arange(len(rows_N), device=rows_N.device)
         moved = (rows_N != places_N).nonzero().squeeze(1)
         used = self._cache[..., : self._width, :]

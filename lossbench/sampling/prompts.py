@@ -18,8 +18,7 @@ def prompt_positions(prompt_mask_UP: Tensor) -> Tensor:
 def read_prompts(model: Any, prompt_ids_UP: Tensor, prompt_mask_UP: Tensor) -> tuple[Tensor, Any]:
     """The model's own forward over the prompts: last-position logits (U, V) and the filled cache.
 
-    Raises:
-        UsageError: the model does not keep a plain key-value cache of its input.
+    Raises UsageError where the model keeps no plain key-value cache of its input.
     """
     from transformers import DynamicCache
 

@@ -8,10 +8,7 @@ from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.sampling.decode import Decoder, evaluation_mode, make_decoder
-from lossbench.sampling.draws import check_draw_settings, draw_tokens, greedy_tokens, row_uniforms
-from lossbench.sampling.length_chunks import length_chunks
-
-__all__ = ["length_chunks", "row_uniforms", "sample"]
+from lossbench.sampling.draws import check_draw_settings, draw_tokens, greedy_tokens
 
 # Ended rows leave the batch once they are this share of it: each departure costs copies, each stay costs arithmetic.
 _LEAVE_SHARE = 1 / 8
@@ -43,7 +40,7 @@ def sample(
         model: the policy; wrappers for several processes, compilation and LoRA adapters are seen through.
         prompt_ids_BP: int64 prompts, padded on the left (B, P).
         prompt_mask_BP: 1 on prompt tokens, 0 on padding (B, P).
-        uniforms_BT: numbers in [0, 1) (B, T); T caps the completion in tokens. `row_uniforms` makes them.
+        uniforms_BT: numbers in [0, 1) (B, T), as of `row_uniforms`; T caps the completion in tokens.
         eos_token_ids: tokens that end a completion.
         pad_token_id: stands in for a token on padding; never appears in the result unless it is drawn.
         temperature: divides the logits, > 0.
@@ -51,27 +48,28 @@ def sample(
         top_k: number of most likely tokens kept; 0 keeps all.
         greedy: take the most likely token instead; `uniforms_BT` then only gives T.
 
-    Returns:
-        B lists of 1 to T token ids, the ending EOS included.
-
-    Raises:
-        UsageError: a setting or a shape is not valid, a prompt is empty or padded on the right, or the model is of a
-            kind that the built-in sampler cannot decode.
-        FloatingPointError: the model's logits are not finite.
+    Returns B lists of 1 to T token ids, the ending EOS included. Raises UsageError where a setting or shape is not
+    valid, a prompt is empty or padded on the right, or the model cannot be decoded; FloatingPointError where its logits
+    are not finite.
     """
     check_draw_settings(temperature, top_p, top_k)
     _check_batch(prompt_ids_BP, prompt_mask_BP, uniforms_BT, eos_token_ids)
     if len(prompt_ids_BP) == 0:
         return []
     draw = partial(draw_tokens, temperature=temperature, top_p=top_p, top_k=top_k)
-    loop = _Loop(make_decoder(model), greedy_tokens if greedy else draw, uniforms_BT, eos_token_ids)
+    decoder = make_decoder(model)
     device = next(model.parameters()).device
     mask_BP = prompt_mask_BP.to(device=device, dtype=torch.int64)
     width = int(mask_BP.sum(-1).max())
-    ids_BP = prompt_ids_BP.to(device).masked_fill(mask_BP == 0, pad_token_id)[:, -width:]
+    ids_BP = prompt_ids_BP.to(device).masked_fill(mask_BP == 0, pad_token_id)
+    both_BP = torch.cat((ids_BP[:, -width:], mask_BP[:, -width:]), dim=1)
+    prompts_UP, prompt_of_B = both_BP.unique(dim=0, return_inverse=True)
+    prompt_ids_UP, prompt_mask_UP = prompts_UP.chunk(2, dim=1)
     # Not `inference_mode`: a module may keep a tensor made in its forward (rotary tables do) and train with it later.
     with evaluation_mode(model), torch.no_grad():
-        return loop.run(ids_BP, mask_BP[:, -width:])
+        logits_BV = decoder.prefill(prompt_ids_UP, prompt_mask_UP, prompt_of_B, width + uniforms_BT.shape[1])
+        tokens_TB = _decode(decoder, logits_BV, greedy_tokens if greedy else draw, uniforms_BT, list(eos_token_ids))
+    return _cut(tokens_TB, list(eos_token_ids))
 
 
 def _check_batch(ids_BP: Tensor, mask_BP: Tensor, uniforms_BT: Tensor, eos_token_ids: Sequence[int]) -> None:
@@ -84,84 +82,52 @@ def _check_batch(ids_BP: Tensor, mask_BP: Tensor, uniforms_BT: Tensor, eos_token
         raise UsageError("uniforms have no columns: the cap on completion tokens must be at least 1")
     if not eos_token_ids:
         raise UsageError("eos_token_ids is empty: name at least one token that ends a completion")
-    if len(ids_BP) == 0:
-        return
     present_BP = mask_BP != 0
-    padded_right = ids_BP.shape[1] == 0 or not bool(present_BP[:, -1].all())
-    if padded_right or bool((present_BP[:, :-1] & ~present_BP[:, 1:]).any()):
+    if not bool(present_BP[:, -1:].any(-1).all()) or bool((present_BP[:, :-1] & ~present_BP[:, 1:]).any()):
         raise UsageError("every prompt needs a token, and padding belongs on the left of it: see prompt_mask")
     if not bool(((uniforms_BT >= 0) & (uniforms_BT < 1)).all()):
         raise UsageError("uniforms must lie in [0, 1)")
 
 
-class _Loop:
-    """Prefill, then token after token, with the batch shrinking as rows end."""
+# Tensors made here never reach autograd, so their bookkeeping can be left out as well.
+@torch.inference_mode()
+def _decode(
+    decoder: Decoder, logits: Tensor, pick: Callable[[Tensor, Tensor], Tensor], uniforms_BT: Tensor, eos_ids: list[int]
+) -> Tensor:
+    """Tokens (T, B), step by step; an ended row may run on until it leaves the batch."""
+    rows, cap = uniforms_BT.shape
+    tokens_TB = torch.full((cap, rows), -1, dtype=torch.int64, device=logits.device)
+    ended_by_token = _ending_table(logits, eos_ids)
+    uniforms_TN = uniforms_BT.to(logits.device).t().contiguous()
+    row_ids_N = torch.arange(rows, device=logits.device)
+    ended_N = torch.zeros(rows, dtype=torch.int64, device=logits.device)
+    for step in range(cap):
+        tokens_N = pick(logits, uniforms_TN[step])
+        tokens_TB[step].index_copy_(0, row_ids_N, tokens_N)
+        torch.maximum(ended_N, ended_by_token.index_select(0, tokens_N), out=ended_N)
+        ended = int(ended_N.sum())
+        if ended >= _NOT_FINITE:
+            raise FloatingPointError(f"the policy's logits are not finite at completion token {step}")
+        if ended == len(row_ids_N) or step + 1 == cap:
+            break
+        if ended >= _LEAVE_SHARE * len(row_ids_N):
+            stay_N = _survivors(ended_N, ended)
+            decoder.keep(stay_N)
+            tokens_N, row_ids_N, ended_N = tokens_N[stay_N], row_ids_N[stay_N], ended_N[stay_N]
+            uniforms_TN = uniforms_TN.index_select(1, stay_N)
+        logits = decoder.step(tokens_N)
+    return tokens_TB
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pick: Callable[[Tensor, Tensor], Tensor],
-        uniforms_BT: Tensor,
-        eos_token_ids: Sequence[int],
-    ) -> None:
-        self._decoder = decoder
-        self._pick = pick
-        self._uniforms_BT = uniforms_BT
-        self._eos_token_ids = list(eos_token_ids)
 
-    def run(self, ids_BP: Tensor, mask_BP: Tensor) -> list[list[int]]:
-        """Completions of left-padded prompts whose first column holds at least one token."""
-        rows, cap = self._uniforms_BT.shape
-        prompts_UP, prompt_of_B = torch.cat((ids_BP, mask_BP), dim=1).unique(dim=0, return_inverse=True)
-        prompt_ids_UP, prompt_mask_UP = prompts_UP.chunk(2, dim=1)
-        logits = self._decoder.prefill(prompt_ids_UP, prompt_mask_UP, prompt_of_B, ids_BP.shape[1] + cap)
-        tokens_TB = torch.full((cap, rows), -1, dtype=torch.int64, device=ids_BP.device)
-        self._decode(logits, tokens_TB)
-        return self._cut(tokens_TB)
-
-    # Tensors made here never reach autograd, so their bookkeeping can be left out as well.
-    @torch.inference_mode()
-    def _decode(self, logits: Tensor, tokens_TB: Tensor) -> None:
-        """Fill `tokens_TB` step by step; an ended row may run on until it leaves the batch."""
-        cap, rows = tokens_TB.shape
-        ended_by_token = self._ending_table(logits)
-        uniforms_TN = self._uniforms_BT.to(logits.device).t().contiguous()
-        row_ids_N = torch.arange(rows, device=logits.device)
-        ended_N = torch.zeros(rows, dtype=torch.int64, device=logits.device)
-        for step in range(cap):
-            tokens_N = self._pick(logits, uniforms_TN[step])
-            tokens_TB[step].index_copy_(0, row_ids_N, tokens_N)
-            torch.maximum(ended_N, ended_by_token.index_select(0, tokens_N), out=ended_N)
-            ended = int(ended_N.sum())
-            if ended >= _NOT_FINITE:
-                raise FloatingPointError(f"the policy's logits are not finite at completion token {step}")
-            if ended == len(row_ids_N) or step + 1 == cap:
-                return
-            if ended >= _LEAVE_SHARE * len(row_ids_N):
-                stay_N = _survivors(ended_N, ended)
-                self._decoder.keep(stay_N)
-                tokens_N, row_ids_N, ended_N = tokens_N[stay_N], row_ids_N[stay_N], ended_N[stay_N]
-                uniforms_TN = uniforms_TN.index_select(1, stay_N)
-            logits = self._decoder.step(tokens_N)
-
-    def _ending_table(self, logits: Tensor) -> Tensor:
-        """For each token 1 if it ends a completion, else 0; and a flag for the mark of logits that are not finite."""
-        vocabulary = logits.shape[-1]
-        outside = [token for token in self._eos_token_ids if not 0 <= token < vocabulary]
-        if outside:
-            raise UsageError(f"eos_token_ids has {outside[0]}: the model's tokens are 0 to {vocabulary - 1}")
-        table = torch.zeros(vocabulary + 1, dtype=torch.int64, device=logits.device)
-        table[self._eos_token_ids] = 1
-        table[vocabulary] = _NOT_FINITE
-        return table
-
-    def _cut(self, tokens_TB: Tensor) -> list[list[int]]:
-        """Rows of the table up to their first EOS, or to the cap."""
-        cap = len(tokens_TB)
-        eos = torch.tensor(self._eos_token_ids, device=tokens_TB.device)
-        is_eos_TB = torch.isin(tokens_TB, eos)
-        lengths_B = torch.where(is_eos_TB.any(0), is_eos_TB.int().argmax(0) + 1, cap)
-        return [row[:length] for row, length in zip(tokens_TB.t().tolist(), lengths_B.tolist(), strict=True)]
+def _ending_table(logits: Tensor, eos_ids: list[int]) -> Tensor:
+    """For each token 1 if it ends a completion, else 0; and a flag for the mark of logits that are not finite."""
+    vocabulary = logits.shape[-1]
+    if outside := [token for token in eos_ids if not 0 <= token < vocabulary]:
+        raise UsageError(f"eos_token_ids has {outside[0]}: the model's tokens are 0 to {vocabulary - 1}")
+    table = torch.zeros(vocabulary + 1, dtype=torch.int64, device=logits.device)
+    table[eos_ids] = 1
+    table[vocabulary] = _NOT_FINITE
+    return table
 
 
 def _survivors(ended_N: Tensor, ended: int) -> Tensor:
@@ -170,3 +136,10 @@ def _survivors(ended_N: Tensor, ended: int) -> Tensor:
     stay = torch.arange(count, device=ended_N.device)
     stay[ended_N[:count].nonzero().squeeze(1)] = count + (ended_N[count:] == 0).nonzero().squeeze(1)
     return stay
+
+
+def _cut(tokens_TB: Tensor, eos_ids: list[int]) -> list[list[int]]:
+    """Rows of the table up to their first EOS, or to the cap."""
+    is_eos_TB = torch.isin(tokens_TB, torch.tensor(eos_ids, device=tokens_TB.device))
+    lengths_B = torch.where(is_eos_TB.any(0), is_eos_TB.int().argmax(0) + 1, len(tokens_TB))
+    return [row[:length] for row, length in zip(tokens_TB.t().tolist(), lengths_B.tolist(), strict=True)]

@@ -123,9 +123,9 @@ def _check_prompts(settings: Settings, task: Task) -> None:
 
 def _check_policy(spec: RunSpec, task: Task | None, fetch: bool, say: Say) -> Contents:
     """Refuse a model that is not available, whose tokenizer has no EOS, or whose chat template the prompts break."""
-    from lossbench.policies.chat import as_read_by
+    from lossbench.policies.chat import PLAIN, as_read_by
     from lossbench.policies.fit import check_balancing_loss, check_fit
-    from lossbench.policies.hub import CONVERTED, PLAIN, first_use, load_config, load_tokenizer, resolve
+    from lossbench.policies.hub import CONVERTED, first_use, load_config, load_tokenizer, resolve
     from lossbench.sampling.prompts import check_cache
 
     if is_built_in(spec.policy):

@@ -49,16 +49,16 @@ def newest_checkpoint(run_dir: Path, spec: RunSpec) -> tuple[int, Path] | None:
 
     Raises UsageError where it belongs to another run: continuing from it would mix two experiments.
     """
-    sealed = [path for path in _checkpoints(run_dir) if (path / _SEAL).is_file()]
+    sealed = _checkpoints(run_dir / CHECKPOINTS, sealed=True)
     if not sealed:
         return None
-    newest = max(sealed, key=_step)
+    step, newest = sealed[-1]
     owner = read_json(newest / _SEAL).get("run_id")
     if owner != spec.run_id:
         raise UsageError(
             f"'{newest}' is a checkpoint of another plan (run {owner}): remove it, or start over with --fresh"
         )
-    return _step(newest), newest
+    return step, newest
 
 
 def run_of_checkpoints(folder: Path) -> Path:
@@ -74,21 +74,19 @@ def saved_checkpoints(folder: Path) -> list[tuple[int, Path]]:
     Raises UsageError if none exists.
     """
     run_dir = run_of_checkpoints(folder)
-    if (run_dir / RUN_FILE).is_file():
-        paths = [path for path in _checkpoints(run_dir) if (path / _SEAL).is_file()]
-    else:
-        paths = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name)]
-    if not paths:
+    ours = (run_dir / RUN_FILE).is_file()
+    found = _checkpoints(run_dir / CHECKPOINTS if ours else folder, sealed=ours)
+    if not found:
         raise UsageError(
             f"'{folder}' has no folder checkpoint-<step>; valid: a Trainer's output_dir, or a run that is not "
             "completed (completed runs keep none: record their probes with sweep --probe-every)"
         )
-    return sorted((_step(path), path) for path in paths)
+    return found
 
 
 def drop_unsealed(run_dir: Path) -> None:
     """Remove checkpoints that were being written when their run was killed."""
-    for path in _checkpoints(run_dir):
+    for _, path in _checkpoints(run_dir / CHECKPOINTS):
         if not (path / _SEAL).is_file():
             shutil.rmtree(path)
 
@@ -99,10 +97,8 @@ def drop_checkpoints(run_dir: Path) -> None:
         shutil.rmtree(run_dir / CHECKPOINTS)
 
 
-def _checkpoints(run_dir: Path) -> list[Path]:
-    folder = run_dir / CHECKPOINTS
-    return [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-
-
-def _step(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+def _checkpoints(folder: Path, sealed: bool = False) -> list[tuple[int, Path]]:
+    """Step and folder of each checkpoint, in order of steps."""
+    names = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
+    found = [(int(name[1]), path) for name, path in names if name and (not sealed or (path / _SEAL).is_file())]
+    return sorted(found)

@@ -1,7 +1,4 @@
-"""Fingerprints of what a run reads: its task's prompts, task file and model.
-
-They tell whether two runs of one name are the same experiment; a run's id covers its settings as they were typed.
-"""
+"""Fingerprints of what a run reads, its prompts, task file and model; its id covers settings as they were typed."""
 
 import hashlib
 import json

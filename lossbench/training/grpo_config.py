@@ -8,16 +8,16 @@ from pydantic import BaseModel
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
+from lossbench.loss.equivalents import trl_loss_types
 from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.sampling.endings import ended_rows
 from lossbench.training.run_spec import Sampler
-from lossbench.training.trl_check import TRL_LOSS_TYPES
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 _DEFAULTS["scale_rewards"] = "group"  # what GRPOConfig makes of every spelling of it
 
-_SURROGATE = {
+CONSTANTS = {
     "epsilon": "epsilon_low", "epsilon_high": "epsilon_high", "delta": "delta", "sapo_temperature_pos": "sapo_tau_pos",
     "sapo_temperature_neg": "sapo_tau_neg", "vespo_k_pos": "vespo_k_pos", "vespo_lambda_pos": "vespo_lambda_pos",
     "vespo_k_neg": "vespo_k_neg", "vespo_lambda_neg": "vespo_lambda_neg",
@@ -59,18 +59,14 @@ def check_args(args: GRPOConfig, mode: Mode) -> None:
             f"scale_rewards={args.scale_rewards!r}, and mode '{mode.name}' has '{mode.scale_rewards}': leave it "
             f"out, or use mode '{mode.loss_type}@{mode.agg_mode}/{args.scale_rewards}'"
         )
-    if _changed(args, "loss_type"):
-        named = TRL_LOSS_TYPES.get(args.loss_type)
-        same = named is not None and _loss_of(parse_mode(named)) == _loss_of(mode)
-        if not same and args.loss_type != mode.name:
+    if _changed(args, "loss_type") and args.loss_type != mode.name:
+        named = trl_loss_types().get(args.loss_type)
+        theirs = named and parse_mode(named)
+        if not theirs or (theirs.loss_type, theirs.agg_mode) != (mode.loss_type, mode.agg_mode):
             raise UsageError(
                 f"loss_type={args.loss_type!r}, and mode is '{mode.name}', which decides: leave loss_type out, or use "
                 f"mode '{named or mode.name}'"
             )
-
-
-def _loss_of(mode: Mode) -> tuple[str, str]:
-    return mode.loss_type, mode.agg_mode
 
 
 def surrogate_params_of(args: GRPOConfig, mode: Mode, given: BaseModel | None) -> BaseModel:
@@ -80,8 +76,8 @@ def surrogate_params_of(args: GRPOConfig, mode: Mode, given: BaseModel | None) -
     where both say something, and not the same.
     """
     capped = "cispo_cap" in mode.surrogate.constants.model_fields
-    ours = {**_SURROGATE, "epsilon_high": "cispo_cap"} if capped else _SURROGATE
-    found = {ours[name]: getattr(args, name) for name in _SURROGATE if _changed(args, name)}
+    ours = {**CONSTANTS, "epsilon_high": "cispo_cap"} if capped else CONSTANTS
+    found = {ours[name]: getattr(args, name) for name in CONSTANTS if _changed(args, name)}
     if "epsilon_low" in found and not capped:
         found.setdefault("epsilon_high", found["epsilon_low"])
     if given is None:
@@ -103,17 +99,12 @@ def rollout_func(args: GRPOConfig, sampler: Sampler | None, trl: dict[str, Any])
         raise UsageError("sampler='vllm' needs use_vllm=True in args")
     if sampler == "lossbench" and others:
         raise UsageError(f"sampler='lossbench' samples by itself, without {others[0]}: leave one of the two out")
-    if sampler == "lossbench" or (sampler is None and not others and not args.use_vllm):
-        _check_own_sampling(args)
-        return lambda prompts, trainer: trainer._sample(prompts)
-    return None if own is None else lambda prompts, trainer: ended_rows(own(prompts, trainer), trainer.eos_token_ids)
-
-
-def _check_own_sampling(args: GRPOConfig) -> None:
-    """Raise UsageError for a setting of TRL's sampling that lossbench's sampler does not have."""
+    if sampler != "lossbench" and (sampler or others or args.use_vllm):
+        return own and (lambda prompts, trainer: ended_rows(own(prompts, trainer), trainer.eos_token_ids))
     for name in _STOCK_SAMPLING:
         if _changed(args, name):
             raise UsageError(
                 f"{name}={getattr(args, name)} is a setting of other samplers: leave it at {_DEFAULTS[name]}, or use "
                 f"sampler='{'vllm' if name == 'use_vllm' else 'generate'}'"
             )
+    return lambda prompts, trainer: trainer._sample(prompts)

@@ -9,12 +9,10 @@ from torch import Tensor
 from lossbench.loss.window import Layout
 from lossbench.sampling.length_chunks import length_chunks
 
-_PROMPT_TENSORS = ("prompt_ids", "prompt_mask")
 _COMPLETION_TENSORS = (
     "completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps",
     "importance_sampling_ratio",
 )  # fmt: skip
-_ROW_TENSORS = ("advantages",)
 
 
 def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
@@ -28,12 +26,11 @@ def row_facts(chunks: list[dict[str, Tensor]]) -> Tensor:
 
     The advantage is there as the bits of its float32, so that one gather takes all.
     """
-
-    def facts(chunk: dict[str, Tensor]) -> Tensor:
-        bits_B = chunk["advantages"].float().view(torch.int32)
-        return torch.stack([loss_mask(chunk).sum(-1), chunk["group_ids"], chunk["row_ids"], bits_B.long()], dim=-1)
-
-    return torch.stack([facts(chunk) for chunk in chunks]).long()
+    facts = []
+    for chunk in chunks:
+        bits_B = chunk["advantages"].float().view(torch.int32).long()
+        facts.append(torch.stack([loss_mask(chunk).sum(-1), chunk["group_ids"], chunk["row_ids"], bits_B], dim=-1))
+    return torch.stack(facts).long()
 
 
 def layout_of(facts_RCBF: Tensor) -> Layout:
@@ -42,26 +39,26 @@ def layout_of(facts_RCBF: Tensor) -> Layout:
     return Layout(lengths_RCB, groups_RCB, rows_RCB, bits_RCB.int().view(torch.float32))
 
 
-def whole(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """The micro-batch as one piece, padding and all."""
-    rows = torch.arange(len(inputs["completion_ids"]), device=inputs["completion_ids"].device)
-    return [(rows, _cut(inputs, rows, 0, inputs["completion_ids"].shape[1]))]
+def pieces(inputs: Mapping[str, Any], cut: bool) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """(row numbers, tensors) of pieces of similar length, each without the padding that all its rows share.
 
-
-def by_length(inputs: Mapping[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """(row numbers, tensors) of pieces of similar length, each without the padding that all its rows share."""
+    One piece, padding and all, where they are not to be cut.
+    """
     lengths_B, prompts_B = inputs["completion_mask"].sum(-1), inputs["prompt_mask"].sum(-1)
-    pieces = []
+    if not cut:
+        rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
+        return [(rows_B, _cut(inputs, rows_B, 0, inputs["completion_ids"].shape[1]))]
+    found = []
     for rows in length_chunks(lengths_B, prompt_tokens=int(prompts_B.max())):
         rows = rows.to(lengths_B.device)
         width = max(int(lengths_B[rows].max()), 1)
         padding = inputs["prompt_ids"].shape[1] - int(prompts_B[rows].max())
-        pieces.append((rows, _cut(inputs, rows, padding, width)))
-    return pieces
+        found.append((rows, _cut(inputs, rows, padding, width)))
+    return found
 
 
 def _cut(inputs: Mapping[str, Any], rows: Tensor, left: int, width: int) -> dict[str, Tensor]:
     """Rows `rows`, prompts without their first `left` positions, completions up to `width`."""
-    piece = {name: inputs[name][rows][:, left:] for name in _PROMPT_TENSORS}
+    piece = {name: inputs[name][rows][:, left:] for name in ("prompt_ids", "prompt_mask")}
     piece |= {name: inputs[name][rows][:, :width] for name in _COMPLETION_TENSORS if name in inputs}
-    return piece | {name: inputs[name][rows] for name in _ROW_TENSORS}
+    return {**piece, "advantages": inputs["advantages"][rows]}

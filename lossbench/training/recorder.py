@@ -18,10 +18,7 @@ class Recorder:
         keep_text: bool = True,
         on_step: Callable[[int, float | None, float | None], None] | None = None,
     ) -> None:
-        self.writer = writer
-        self.labels = dict(labels)
-        self.keep_text = keep_text
-        self.on_step = on_step
+        self._writer, self._labels, self._keep_text, self._on_step = writer, labels, keep_text, on_step
         self._unused: dict[int, Rollout] = {}
         self._sampled: list[Rollout] = []
 
@@ -33,21 +30,21 @@ class Recorder:
     def use_rows(self, step: int, term_of_row: Mapping[int, float], scalar: float) -> None:
         """Write the rows that are used for the first time, with the step and their weight (row term times `scalar`)."""
         fresh = [row for row in sorted(term_of_row) if row in self._unused]
-        rows = [self._row(step, self._unused.pop(row), term_of_row[row] * scalar) for row in fresh]
+        rows = [
+            {"step": step, "token_weight": term_of_row[row] * scalar, **vars(self._unused.pop(row))} for row in fresh
+        ]
         if rows:
-            self._append("rollouts", step, rows)
+            self.append("rollouts", step, rows)
 
     def end_step(self, stats: StepStats) -> None:
         """Write the step's row."""
         sampled, self._sampled = self._sampled, []
         row = {**step_row(stats), **(sampling_row(sampled) if sampled else {})}
-        self._append("steps", stats.step, [row])
-        if self.on_step:
-            self.on_step(stats.step, row.get("reward_mean"), row.get("length_mean"))
+        self.append("steps", stats.step, [row])
+        if self._on_step:
+            self._on_step(stats.step, row.get("reward_mean"), row.get("length_mean"))
 
-    def _row(self, step: int, rollout: Rollout, weight: float) -> dict[str, Any]:
-        text = {} if self.keep_text else {"prompt": None, "completion": None}
-        return {"step": step, "token_weight": weight, **rollout.__dict__, **text}
-
-    def _append(self, table: str, step: int, rows: list[dict[str, Any]]) -> None:
-        self.writer.append(table, step, [{**self.labels, **row} for row in rows])
+    def append(self, table: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows with the run's labels, and their prompts and completions only where texts are kept."""
+        hidden = {} if self._keep_text or table == "steps" else {"prompt": None, "completion": None}
+        self._writer.append(table, step, [{**self._labels, **row, **hidden} for row in rows])

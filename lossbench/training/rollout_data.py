@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.base import Task
 from lossbench.tasks.judging import judge, plain_text
 
 _PROMPT_STREAM = 1
@@ -25,15 +25,17 @@ def training_data(task: Task, *, generations: int, prompts_per_generation: int, 
     """A row per group, in order: prompt, answer, prompt_id, and the group's number and generation (from 1)."""
     prompts = task.train_prompts
     order = prompt_order(len(prompts), generations * prompts_per_generation, seed)
-    chosen = [prompts[i] for i in order]
-    return Dataset.from_dict(
-        {
-            "prompt": [prompt.text for prompt in chosen],
-            "answer": [prompt.answer for prompt in chosen],
-            "prompt_id": [prompt.id for prompt in chosen],
-            "group": [i % prompts_per_generation for i in range(len(chosen))],
-            "generation": [1 + i // prompts_per_generation for i in range(len(chosen))],
-        }
+    return Dataset.from_list(
+        [
+            {
+                "prompt": prompts[number].text,
+                "answer": prompts[number].answer,
+                "prompt_id": prompts[number].id,
+                "group": i % prompts_per_generation,
+                "generation": 1 + i // prompts_per_generation,
+            }
+            for i, number in enumerate(order)
+        ]
     )
 
 
@@ -55,8 +57,3 @@ class TaskReward:
         ]
         self.trainer.note_outcomes(outcomes)
         return [outcome["reward"] for outcome in outcomes]
-
-
-def eval_prompts(task: Task, samples: int) -> list[tuple[Prompt, int]]:
-    """Each evaluation prompt `samples` times, with the sample's number."""
-    return [(prompt, sample) for prompt in task.eval_prompts for sample in range(samples)]

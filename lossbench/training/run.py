@@ -1,12 +1,16 @@
-"""One run: a `RunSpec` in, the files of its folder out."""
+"""One run: a `RunSpec` in, the files of its folder out, on one process or several."""
 
 import dataclasses
 import os
 import shutil
+import signal
 import sys
+import tempfile
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +18,26 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 import pyarrow.parquet as pq
 import torch
+import torch.distributed
+from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from transformers import TrainerCallback, set_seed
 from trl import GRPOConfig
 
 from lossbench.errors import UsageError
 from lossbench.loss.surrogates import SurrogateParams
 from lossbench.policies.chat import as_read_by
-from lossbench.policies.hardware import placement
+from lossbench.policies.hardware import choose_device, placement
 from lossbench.policies.load import load_policy
 from lossbench.policies.loaded import LoadedPolicy
+from lossbench.processes import die_with_parent
 from lossbench.store.provenance import versions
 from lossbench.store.write import PartWriter, write_json
 from lossbench.tasks import make_task
 from lossbench.tasks.judging import judging_problems
-from lossbench.training.checkpoint import (
-    CHECKPOINTS,
-    checkpoint_steps,
-    drop_checkpoints,
-    drop_unsealed,
-    newest_checkpoint,
-    seal,
-    verifier_errors_at,
-)
+from lossbench.training import checkpoint as checkpoints
+from lossbench.training.checkpoint import drop_checkpoints, newest_checkpoint, seal
 from lossbench.training.contents import model_contents, task_contents
-from lossbench.training.evaluate import evaluate
-from lossbench.training.probe_callback import Probes
+from lossbench.training.evaluate import evaluate, probe
 from lossbench.training.recorder import Recorder
 from lossbench.training.rollout_data import TaskReward, training_data
 from lossbench.training.run_spec import OnStep, RunSpec, Settings
@@ -46,6 +45,44 @@ from lossbench.training.trainer import ModeTrainer
 
 TENSORBOARD = "tensorboard"
 PROJECT = "lossbench"
+_PEER_TIMEOUT = timedelta(hours=2)  # the other ranks wait for the main one while it evaluates
+
+
+def execute_run(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None:
+    """`execute`, on as many processes as the run asks for. Raises RuntimeError where one of them failed."""
+    if spec.processes == 1:
+        execute(spec, run_dir, on_step)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        # A file to meet at: a free port could be taken by another run between its choice and its use.
+        arguments = (spec, run_dir, on_step, f"{folder}/meeting")
+        try:
+            start_processes(_rank, arguments, nprocs=spec.processes, start_method="fork")
+        except ProcessRaisedException as error:
+            print(error, flush=True)
+            last_line = str(error).strip().splitlines()[-1]
+            raise RuntimeError(f"process {error.error_index} of the run failed: {last_line}") from None
+
+
+def _rank(rank: int, spec: RunSpec, run_dir: Path, on_step: OnStep | None, meeting: str) -> None:
+    """One of the run's processes; accelerate finds its place in the environment."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent()
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": spec.processes, "LOCAL_WORLD_SIZE": spec.processes}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    on_gpu = choose_device(spec.settings.device) != "cpu"
+    if on_gpu:
+        if (seen := torch.cuda.device_count()) < spec.processes:
+            raise UsageError(f"{spec.processes} processes need a GPU each, and the run sees {seen}")
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method=f"file://{meeting}", rank=rank, world_size=spec.processes,
+        timeout=_PEER_TIMEOUT,
+    )  # fmt: skip
+    try:
+        execute(spec, run_dir, on_step)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def is_main_process() -> bool:
@@ -53,19 +90,21 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Without the libraries' notices on names of their own, on which a reader of log.txt cannot act."""
+    with warnings.catch_warnings():
+        for kind in (FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", category=kind, module=r"(accelerate|peft|torch|transformers|trl)\b")
+        yield
+
+
+@_quiet_libraries()
 def execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None = None) -> None:
     """Train one run and write its folder; its status in run.json goes from running to completed, or to failed.
 
     A run that left a checkpoint continues from it; without one it starts over. Exceptions are recorded and passed on.
     """
-    with warnings.catch_warnings():
-        # The libraries' notices on names of their own are nothing that a reader of log.txt can act on.
-        for kind in (FutureWarning, DeprecationWarning):
-            warnings.filterwarnings("ignore", category=kind, module=r"(accelerate|peft|torch|transformers|trl)\b")
-        _execute(spec, run_dir, on_step)
-
-
-def _execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> None:
     if not is_main_process():
         _train(spec, run_dir, None)
         return
@@ -93,45 +132,55 @@ def _execute(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> None:
 
 def describe(error: BaseException) -> str:
     """An exception as one line; a mistake of the user's is worded as one already."""
-    if isinstance(error, UsageError):
-        return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return str(error) if isinstance(error, UsageError) else " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, Any]:
     settings = spec.settings
     set_seed(spec.seed)
-    policy = load_policy(spec.policy, spec.policy_seed, **_load_options(spec))
+    options = ("policy_params", "dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
+    policy = load_policy(spec.policy, spec.policy_seed, **{name: getattr(settings, name) for name in options})
     own_task = make_task(settings.task, settings.task_params)
     contents = task_contents(settings, own_task) | model_contents(spec.policy)
     task = as_read_by(own_task, policy.tokenizer, spec.policy)
     # Every process has a recorder, for they gather their rows together; only the main one's is told of anything.
-    recorder = Recorder(PartWriter(run_dir), spec.labels(), keep_text=settings.text, on_step=on_step)
-    writer = recorder.writer if is_main_process() else None
-    trainer = make_trainer(spec, run_dir, policy, task, recorder)
+    writer = PartWriter(run_dir)
+    recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step)
+    trainer = _make_trainer(spec, run_dir, policy, task, recorder)
+    eos_ids = trainer.eos_token_ids
+    evals = Measured(
+        trainer, settings.eval_every, lambda step: evaluate(spec, policy, task, eos_ids, step),
+        lambda step, rows: recorder.append("evals", step, rows),
+    )  # fmt: skip
+    probes = Measured(
+        trainer, settings.probe_every, lambda step: probe(spec, policy, task, step),
+        lambda step, rows: writer.append("probe", step, rows),
+    )  # fmt: skip
     found = newest_checkpoint(run_dir, spec)
-    evals = _Evaluations(spec, policy, task, trainer, writer)
-    probes = Probes(spec, policy, task, writer, trainer.leave_out)
-    if writer:
-        _cut_back(run_dir, writer, found[0] if found else None)
+    if is_main_process():
+        checkpoints.drop_unsealed(run_dir)
+        if found is None:
+            writer.clear()
+            shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
+        else:
+            writer.keep_up_to(found[0])
+            if verifier := getattr(task, "verifier", None):
+                verifier.errors = checkpoints.verifier_errors_at(found[1])  # of all processes
     if found is None:
         evals.at(0)
         probes.at(0)
-    elif writer and (verifier := getattr(task, "verifier", None)):
-        verifier.errors = verifier_errors_at(found[1])  # of all processes
-    trainer.add_callback(evals)
-    trainer.add_callback(probes)
-    trainer.add_callback(_Checkpoints(spec, run_dir, trainer, task))
+    for callback in (evals, probes, _Checkpoints(spec, run_dir, trainer, task)):
+        trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=str(found[1]) if found else None)
-    failed, of_this_one = _verifier_errors_of_all(task, trainer), _verifier_errors(task)
     evals.at(settings.steps)
-    if writer is None:
+    failed = _verifier_errors(task, trainer)
+    if not is_main_process():
         return {}
     facts = {
         "steps_done": settings.steps, "horizon": trainer.horizon, "processes": spec.processes,
         "forced_tokens": getattr(task, "forced_tokens", 0), "resumed_from_step": found[0] if found else None,
         "resolved": policy.resolved, "tables": writer.join(), "contents": contents,
-        "verifier_errors": failed + _verifier_errors(task) - of_this_one, **_without_verdict_or_reward(run_dir),
+        "verifier_errors": failed, **_without_verdict_or_reward(run_dir),
     }  # fmt: skip
     for problem in judging_problems(facts):
         print(f"warning: {problem}", file=sys.stderr, flush=True)
@@ -140,51 +189,29 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
 
 def _without_verdict_or_reward(run_dir: Path) -> dict[str, int]:
     """Completions of the run's tables that the task gave no verdict, and no reward."""
-    tables = [
-        pq.read_table(path, columns=["correct", "reward"])
-        for name in ("rollouts", "evals")
-        if (path := run_dir / f"{name}.parquet").exists()
-    ]
+    paths = [path for name in ("rollouts", "evals") if (path := run_dir / f"{name}.parquet").exists()]
+    tables = [pq.read_table(path, columns=["correct", "reward"]) for path in paths]
     columns = {"unjudged": "correct", "unrewarded": "reward"}
     return {name: sum(table[column].null_count for table in tables) for name, column in columns.items()}
 
 
-def _verifier_errors(task: Any) -> int:
-    """Number of completions on which the task's verifier failed so far; 0 if it does not count."""
-    return getattr(getattr(task, "verifier", None), "errors", 0)
-
-
-def _verifier_errors_of_all(task: Any, trainer: ModeTrainer) -> int:
-    """The same over all processes of the run, which call it together."""
+def _verifier_errors(task: Any, trainer: ModeTrainer) -> int:
+    """Completions on which the task's verifier failed so far, of all processes of the run, which call it together."""
     accelerator = trainer.accelerator
-    mine = torch.tensor([_verifier_errors(task)], device=accelerator.device)
+    mine = torch.tensor([getattr(getattr(task, "verifier", None), "errors", 0)], device=accelerator.device)
     return int(accelerator.reduce(mine, reduction="sum").item())  # type: ignore[union-attr]
 
 
-def _load_options(spec: RunSpec) -> dict[str, Any]:
+def _make_trainer(spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, recorder: Recorder) -> ModeTrainer:
     settings = spec.settings
-    names = ("policy_params", "dtype", "device", "lora", "gradient_checkpointing", "trust_remote_code")
-    return {name: getattr(settings, name) for name in names}
-
-
-def _cut_back(run_dir: Path, writer: PartWriter, step: int | None) -> None:
-    """Make the parts those of a run that has just made `step` steps; None empties the folder of them."""
-    drop_unsealed(run_dir)
-    if step is None:
-        writer.clear()
-        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-    else:
-        writer.keep_up_to(step)
-
-
-def make_trainer(
-    spec: RunSpec, run_dir: Path, policy: LoadedPolicy, task: Any, recorder: Recorder | None
-) -> ModeTrainer:
-    """The trainer of a run, ready to train."""
-    settings = spec.settings
-    _send_logs_to(run_dir, settings.report_to)
+    # Left to themselves some loggers keep their files with the checkpoints.
+    if "tensorboard" in settings.report_to:
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run_dir / TENSORBOARD)
+    if "wandb" in settings.report_to:
+        os.environ["WANDB_DIR"] = str(run_dir)
+        os.environ.setdefault("WANDB_PROJECT", PROJECT)
     reward = TaskReward(task)
-    trainer = ModeTrainer(
+    reward.trainer = ModeTrainer(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=reward,
@@ -194,7 +221,7 @@ def make_trainer(
             prompts_per_generation=settings.prompts_per_generation(),
             seed=spec.seed,
         ),
-        args=trainer_config(spec, run_dir / CHECKPOINTS),
+        args=trainer_config(spec, run_dir / checkpoints.CHECKPOINTS),
         mode=spec.mode,
         surrogate_params=settings,
         horizon=settings.loss_scale_factor,
@@ -203,21 +230,12 @@ def make_trainer(
         sampler=settings.sampler,
         disable_dropout=settings.disable_dropout,
     )
-    reward.trainer = trainer
-    return trainer
+    return reward.trainer
 
 
-def _send_logs_to(run_dir: Path, loggers: list[str]) -> None:
-    """Have loggers keep their files in the run's folder; left to themselves some keep them with the checkpoints."""
-    if "tensorboard" in loggers:
-        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run_dir / TENSORBOARD)
-    if "wandb" in loggers:
-        os.environ["WANDB_DIR"] = str(run_dir)
-        os.environ.setdefault("WANDB_PROJECT", PROJECT)
-
-
-_SURROGATE = set(SurrogateParams.model_fields)
-_PASSED_ON = {field.name for field in dataclasses.fields(GRPOConfig)} - _SURROGATE
+_PASSED_ON = {field.name for field in dataclasses.fields(GRPOConfig)} & set(Settings.model_fields) - set(
+    SurrogateParams.model_fields
+)
 """Settings of these names mean in TRL what they mean here; the surrogate's constants never reach TRL's loss."""
 
 
@@ -227,11 +245,10 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
     The recipe's micro-batch is shared out among the run's processes, so that their number does not change the window.
     """
     settings = spec.settings
-    every = checkpoint_steps(settings)
+    every = checkpoints.checkpoint_steps(settings)
     place = placement(settings.device, settings.dtype)
     # The scheduler called constant does not look at warm-up steps.
     warms_up = settings.lr_scheduler_type == "constant" and settings.warmup_steps > 0
-    shared = {name: getattr(settings, name) for name in Settings.model_fields if name in _PASSED_ON}
     own: dict[str, Any] = {
         "output_dir": str(output_dir),
         "max_steps": settings.steps,
@@ -252,7 +269,7 @@ def trainer_config(spec: RunSpec, output_dir: Path) -> GRPOConfig:
         "run_name": spec.run_id,
         "project": PROJECT,
     }
-    return GRPOConfig(**{**shared, **own})
+    return GRPOConfig(**{**{name: getattr(settings, name) for name in _PASSED_ON}, **own})
 
 
 class _Checkpoints(TrainerCallback):
@@ -269,31 +286,28 @@ class _Checkpoints(TrainerCallback):
     def on_save(self, args, state, control, **kwargs) -> None:
         """Called by the trainer after it wrote a checkpoint."""
         self.trainer.accelerator.wait_for_everyone()
-        failed = _verifier_errors_of_all(self.task, self.trainer)
+        failed = _verifier_errors(self.task, self.trainer)
         if is_main_process():
             seal(self.run_dir, state.global_step, self.spec.run_id, failed)
 
 
-class _Evaluations(TrainerCallback):
-    """Evaluates the first and the last policy, and every `eval_every` steps between."""
+class Measured(TrainerCallback):
+    """Appends the rows on a policy every `every` steps (None: never by itself), outside the steps' wall time."""
 
     def __init__(
-        self, spec: RunSpec, policy: LoadedPolicy, task: Any, trainer: ModeTrainer, writer: PartWriter | None
+        self, trainer: ModeTrainer, every: int | None, rows_at: Callable[[int], Any], append: Callable[[int, Any], None]
     ) -> None:
-        self.spec, self.policy, self.task, self.trainer, self.writer = spec, policy, task, trainer, writer
+        self.trainer, self.every, self.rows_at, self.append = trainer, every, rows_at, append
 
     def at(self, step: int) -> None:
-        """Evaluate now, as the policy after `step` steps."""
-        if self.spec.settings.eval_samples and self.writer:
+        """Measure now, as the policy after `step` steps; the main process does it."""
+        if is_main_process():
             began = time.perf_counter()
-            rows = evaluate(self.spec, self.policy, self.task, self.trainer.eos_token_ids, step)
-            labels = self.spec.labels()
-            text = {} if self.spec.settings.text else {"prompt": None, "completion": None}
-            self.writer.append("evals", step, [{**labels, **row, **text} for row in rows])
+            if rows := self.rows_at(step):
+                self.append(step, rows)
             self.trainer.leave_out(time.perf_counter() - began)
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        """Called by the trainer after each optimizer step."""
-        every = self.spec.settings.eval_every
-        if every and state.global_step % every == 0 and state.global_step < self.spec.settings.steps:
+        """Called by the trainer after each optimizer step; the last one has its own time."""
+        if self.every and state.global_step % self.every == 0 and state.global_step < state.max_steps:
             self.at(state.global_step)

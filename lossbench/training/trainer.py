@@ -6,6 +6,7 @@ replaces the loss and, for plain causal language models, the sampling.
 
 import copy
 import inspect
+import math
 import os
 import time
 from statistics import fmean
@@ -14,28 +15,29 @@ from typing import Any
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the rollout hook is used on purpose
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import gather_object
 from pydantic import BaseModel
-from torch import Tensor
+from torch import Tensor, nn
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from lossbench.errors import UsageError
 from lossbench.loss.advantages import TRL_SCALES, advantages
 from lossbench.loss.modes import Mode, parse_mode
-from lossbench.loss.surrogates import Level
 from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import Layout, Window
 from lossbench.policies.fit import check_balancing_loss
 from lossbench.sampling.decode import unwrapped
+from lossbench.sampling.draws import row_uniforms
 from lossbench.sampling.prompts import prompt_positions
-from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.sampling.rollouts import sample
 from lossbench.store.step_row import Rollout, StepStats
-from lossbench.training.dropout import switch_dropout_off
 from lossbench.training.grpo_config import check_args, rollout_func, surrogate_params_of
-from lossbench.training.microbatch import by_length, layout_of, loss_mask, row_facts, whole
+from lossbench.training.microbatch import layout_of, loss_mask, pieces, row_facts
 from lossbench.training.recorder import Recorder
 from lossbench.training.run_spec import Sampler
+
+_NOISE = ("drop", "jitter")  # attention_dropout, resid_pdrop, layerdrop, router_jitter_noise, ...
 
 
 class ModeTrainer(GRPOTrainer):
@@ -50,18 +52,18 @@ class ModeTrainer(GRPOTrainer):
     TRL's: with dropout the first pass after sampling is off-policy already; `correct_above`, the reward above which a
     completion counts as correct in the metrics `length_correct` and `length_incorrect`, where no verdict is known.
 
-    A `rollout_func` is used as TRL uses it; its completions are cut at their first EOS.
-
-    Raises UsageError for TRL settings whose meaning under a mode is not defined, or that contradict it.
+    A `rollout_func` is used as TRL uses it; its completions are cut at their first EOS. Raises UsageError for TRL
+    settings whose meaning under a mode is not defined, or that contradict it.
     """
 
-    # What TRL's constructor sets, in the types that hold once it has run.
+    # Set by TRL's constructor or before the first use.
     args: GRPOConfig
     model: Any
     accelerator: Any
     max_completion_length: int
     _tokenizer: Any
     _buffered_inputs: Any
+    _layout: Layout
 
     def __init__(
         self,
@@ -80,8 +82,7 @@ class ModeTrainer(GRPOTrainer):
     ) -> None:
         self.mode = parse_mode(mode) if isinstance(mode, str) else mode
         check_args(args, self.mode)
-        given = surrogate_params_of(args, self.mode, surrogate_params)
-        self.surrogate_params = self.mode.surrogate.constants_of(given)
+        self.surrogate_params = self.mode.surrogate.constants_of(surrogate_params_of(args, self.mode, surrogate_params))
         args = copy.copy(args)
         args.scale_rewards = self.mode.scale_rewards
         # Ranks pass their rows through the model in pieces, not all of them in as many: a broadcast at every pass would
@@ -92,10 +93,8 @@ class ModeTrainer(GRPOTrainer):
         check_balancing_loss(type(self.model).__name__, self.model.config, args.router_aux_loss_coef)
         if disable_dropout:
             for model in filter(None, (self.model, self.ref_model)):
-                switch_dropout_off(model)
-        if self.accelerator.distributed_type not in (
-            DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU
-        ):  # fmt: skip
+                _switch_dropout_off(model)
+        if self.accelerator.distributed_type not in ("NO", "MULTI_CPU", "MULTI_GPU"):
             raise UsageError(f"{self.accelerator.distributed_type} is not supported: use one process or plain DDP")
         if self._is_vlm:
             raise UsageError("models with image inputs are not supported: use a text-only causal language model")
@@ -105,11 +104,8 @@ class ModeTrainer(GRPOTrainer):
         self.cut_by_length = cut_by_length
         self.correct_above = correct_above
         self._takes_positions = "position_ids" in inspect.signature(unwrapped(self.model).forward).parameters
-        self._aggregation = self.mode.aggregation
-        self._level: Level = self.surrogate_params.importance_sampling_level
         self._generation = 0
-        self._layout: Layout | None = None
-        self._window: Window | None = None
+        self._window: Any = None  # a `Window` while one is open
         self._terms_cB = torch.empty(0)
         self._segment_start = 0
         self._sums: dict[str, Tensor] = {}
@@ -118,11 +114,9 @@ class ModeTrainer(GRPOTrainer):
         self._rewards_N = torch.empty(0)
         self._step_began = time.perf_counter()
 
-    # ---- sampling -------------------------------------------------------------------------------------------------
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        rank, count = self.accelerator.process_index, len(inputs)
-        first = rank * count
+        count = len(inputs)
+        first = self.accelerator.process_index * count
         self._generation += 1
         self._inputs = [
             {
@@ -142,8 +136,17 @@ class ModeTrainer(GRPOTrainer):
         out["row_ids"] = base + first + torch.arange(count, device=device)
         if self.mode.advantage not in TRL_SCALES:
             out["advantages"] = self._advantages(out)[first : first + count].to(out["advantages"])
-        if self._outcomes:
-            self._record_generation(base, out["advantages"].tolist())
+        if self._outcomes and self.recorder and self.model.training:
+            keys = ("generation", "prompt_id", "group", "sample")
+            rows = [
+                Rollout(**{key: row[key] for key in keys}, **outcome, advantage=advantage)
+                for row, outcome, advantage in zip(
+                    self._inputs, self._outcomes, out["advantages"].tolist(), strict=True
+                )
+            ]
+            rows = gather_object(rows)
+            if self.accelerator.is_main_process:
+                self.recorder.begin_generation(base, rows)
         return out
 
     def _advantages(self, out: dict[str, Any]) -> Tensor:
@@ -159,13 +162,10 @@ class ModeTrainer(GRPOTrainer):
         rewards_NF = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         lengths = gather_object([len(ids) for ids in completion_ids_list])
         totals_N = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
-        unknown_N = rewards_NF.isnan().all(dim=1)
-        self._rewards_N = totals_N.masked_fill(unknown_N, torch.nan).cpu()
+        self._rewards_N = totals_N.masked_fill(rewards_NF.isnan().all(dim=1), torch.nan).cpu()
+        verdicts = [None if math.isnan(total) else total > self.correct_above for total in self._rewards_N.tolist()]
         if self._outcomes:
             verdicts = gather_object([outcome["correct"] for outcome in self._outcomes])
-        else:
-            pairs = zip(totals_N.tolist(), unknown_N.tolist(), strict=True)
-            verdicts = [None if unknown else total > self.correct_above for total, unknown in pairs]
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, verdict in (("length_correct", True), ("length_incorrect", False)):
             if chosen := [length for length, found in zip(lengths, verdicts, strict=True) if found is verdict]:
@@ -175,19 +175,14 @@ class ModeTrainer(GRPOTrainer):
     def _sample(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's rollout hook: completions for `prompts`, one each, from each row's own stream of random numbers."""
         prompt_ids, _, _ = self._tokenize_prompts(prompts)
-        width = max(map(len, prompt_ids))
-        device = self.accelerator.device
-        pad = self._tokenizer.pad_token_id
+        width, device, pad = max(map(len, prompt_ids)), self.accelerator.device, self._tokenizer.pad_token_id
         ids_BP = torch.tensor([[pad] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=device)
         mask_BP = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompt_ids], device=device)
         # The group's number stands in for the prompt's: a prompt drawn twice must not give the same completions.
         uniforms_BT = row_uniforms(
-            self.args.seed,
-            self._inputs[0]["generation"],
-            [row["group"] for row in self._inputs],
-            [row["sample"] for row in self._inputs],
-            self.max_completion_length,
-        ).to(device)
+            self.args.seed, self._inputs[0]["generation"], [row["group"] for row in self._inputs],
+            [row["sample"] for row in self._inputs], self.max_completion_length,
+        ).to(device)  # fmt: skip
         with unwrap_model_for_generation(self.model_wrapped, self.accelerator) as policy, torch.no_grad():
             completion_ids = sample(
                 policy, ids_BP, mask_BP, uniforms_BT, eos_token_ids=self.eos_token_ids, pad_token_id=pad,
@@ -199,46 +194,25 @@ class ModeTrainer(GRPOTrainer):
         """Called by the reward function: what the verifier said of each local row, for the record."""
         self._outcomes = outcomes
 
-    def _record_generation(self, first_row: int, advantages: list[float]) -> None:
-        if self.recorder is None or not self.model.training:
-            return
-        keys = ("generation", "prompt_id", "group", "sample")
-        rows = [
-            Rollout(**{key: row[key] for key in keys}, **outcome, advantage=advantage)
-            for row, outcome, advantage in zip(self._inputs, self._outcomes, advantages, strict=True)
-        ]
-        rows = gather_object(rows)
-        if self.accelerator.is_main_process:
-            self.recorder.begin_generation(first_row, rows)
-
-    # ---- window ---------------------------------------------------------------------------------------------------
-
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is not before:
-            self._layout = self._gather_layout()
+        if self._buffered_inputs is not before:  # a new generation
+            self._layout = layout_of(self.accelerator.gather(row_facts(self._buffered_inputs)[None]))
         return inputs
-
-    def _gather_layout(self) -> Layout:
-        """Lengths, groups and row numbers of the new generation, of every rank."""
-        facts_RCBF = self.accelerator.gather(row_facts(self._buffered_inputs)[None])
-        return layout_of(facts_RCBF)
 
     def _row_terms(self, batch_rows: int) -> Tensor:
         """Row terms (B,) of the current micro-batch; plans a new segment where one begins."""
-        assert self._layout is not None
         chunk = self._step % (self.args.steps_per_generation or 1)
-        window = self._window
-        if window is None:
-            window = self._window = Window(self._aggregation, self.horizon, self.match_scale)
+        if self._window is None:
+            self._window = Window(self.mode.aggregation, self.horizon, self.match_scale)
             self._micro_in_window = 0
         if self._micro_in_window == 0 or chunk == 0:
             left = self.current_gradient_accumulation_steps - self._micro_in_window
             last = min(chunk + left, self._layout.micro_batches)
-            terms_RcB = window.add_segment(self._layout, chunk, last)
+            terms_RcB = self._window.add_segment(self._layout, chunk, last)
             self._terms_cB = torch.from_numpy(terms_RcB[self.accelerator.process_index])
             self._segment_start = chunk
         self._micro_in_window += 1
@@ -257,13 +231,11 @@ class ModeTrainer(GRPOTrainer):
 
     def _end_window(self) -> None:
         window, self._window = self._window, None
-        assert window is not None
         scalar = window.scalar
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         torch._foreach_mul_(gradients, scalar)
-        names = sorted(self._sums)
-        totals = self.accelerator.reduce(torch.stack([self._sums[name] for name in names]), reduction="sum").tolist()
-        sums = dict(zip(names, totals, strict=True))
+        names, own = zip(*sorted(self._sums.items()), strict=True)
+        sums = dict(zip(names, self.accelerator.reduce(torch.stack(own), reduction="sum").tolist(), strict=True))
         self._sums = {}
         step = self.state.global_step + 1
         self._pending_step = {
@@ -288,31 +260,26 @@ class ModeTrainer(GRPOTrainer):
         """TRL's log; ends the step's record."""
         if self._pending_step and "grad_norm" in logs:
             now = time.perf_counter()
-            stats = StepStats(
-                **self._pending_step, grad_norm=_number(logs["grad_norm"]), lr=_number(logs.get("learning_rate")),
-                wall_s=now - self._step_began,
-            )  # fmt: skip
+            found = {"grad_norm": logs["grad_norm"], "lr": logs.get("learning_rate")}
+            rates: Any = {name: None if value is None else float(value) for name, value in found.items()}
+            stats = StepStats(**self._pending_step, **rates, wall_s=now - self._step_began)
             self._pending_step, self._step_began = {}, now
             if self.recorder and self.accelerator.is_main_process:
                 self.recorder.end_step(stats)
         super().log(logs, start_time)
-
-    # ---- loss -----------------------------------------------------------------------------------------------------
 
     def _compute_loss(self, model, inputs: dict[str, Any]) -> Tensor:
         """The loss of one micro-batch with row terms for weights, times the number of ranks that DDP averages."""
         if self.model.training:
             terms_B = self._row_terms(len(inputs["completion_ids"]))
         else:
-            window = Window(self._aggregation, self.horizon, self.match_scale)
+            window = Window(self.mode.aggregation, self.horizon, self.match_scale)
             terms_RcB = window.add_segment(layout_of(row_facts([inputs])[None]), 0, 1)
             terms_B = torch.from_numpy(terms_RcB[0, 0] * window.scalar)
         terms_B = terms_B.to(self.accelerator.device)
-        losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in self._pieces(inputs)]
+        parts = pieces(inputs, self.cut_by_length)
+        losses = [self._piece_loss(model, piece, terms_B[rows]) for rows, piece in parts]
         return torch.stack(losses).sum() * (self.accelerator.num_processes if self.model.training else 1)
-
-    def _pieces(self, inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        return by_length(inputs) if self.cut_by_length else whole(inputs)
 
     def _get_per_token_logps_and_entropies(self, model, *args: Any, **kwargs: Any):
         """TRL's, with position ids: left to the model, learned ones would count the padding on the left."""
@@ -332,18 +299,20 @@ class ModeTrainer(GRPOTrainer):
             model, ids_BT, attention_BT, piece["completion_ids"].shape[1], compute_entropy=True
         )
         old_BT = piece["old_per_token_logps"] if "old_per_token_logps" in piece else logp_BT.detach()
-        advantages_B = piece["advantages"]
-        loss_BT = self.mode.surrogate.fn(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
-        if "importance_sampling_ratio" in piece and self.mode.surrogate.corrects_sampler:
+        surrogate = self.mode.surrogate
+        arguments = (logp_BT, old_BT, piece["advantages"], mask_BT, self.surrogate_params)
+        loss_BT = surrogate.fn(*arguments)
+        if "importance_sampling_ratio" in piece and surrogate.corrects_sampler:
             loss_BT = loss_BT * torch.where(mask_BT, piece["importance_sampling_ratio"], 0.0)
         if self.beta:
+            level = self.surrogate_params.importance_sampling_level
             corrected_by = old_BT if self.args.use_bias_correction_kl else None
-            kl = kl_BT(logp_BT, piece["ref_per_token_logps"], mask_BT, corrected_by, self._level)
+            kl = kl_BT(logp_BT, piece["ref_per_token_logps"], mask_BT, corrected_by, level)
             loss_BT = loss_BT + self.beta * kl
             self._add("kl", kl.detach().masked_fill(~mask_BT, 0).sum())
         loss = weighted_loss(loss_BT, mask_BT, terms_B.to(loss_BT.dtype))
         assert entropy_BT is not None
-        clipped_BT = self.mode.surrogate.clipped_BT(logp_BT, old_BT, advantages_B, mask_BT, self.surrogate_params)
+        clipped_BT = surrogate.clipped_BT(*arguments)
         self._add("loss", loss.detach())
         self._add("entropy", entropy_BT.detach().masked_fill(~mask_BT, 0).sum())
         if clipped_BT is not None:
@@ -355,5 +324,16 @@ class ModeTrainer(GRPOTrainer):
             self._sums[name] = self._sums.get(name, value.new_zeros((), dtype=torch.float64)) + value.double()
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+def _switch_dropout_off(model: Any) -> None:
+    """Set every dropout probability of `model` to 0, adapters included, for good.
+
+    TRL's `disable_dropout_in_model` does it for dropout modules; here also for the probabilities that a module keeps as
+    a number, or reads from its config at each forward. Unlike evaluation mode it leaves gradient checkpointing on.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for holder in (module, getattr(module, "config", None)):
+            for name, value in list(getattr(holder, "__dict__", {}).items()):
+                if isinstance(value, float) and any(noise in name for noise in _NOISE):
+                    setattr(holder, name, 0.0)

@@ -6,8 +6,9 @@ a whole optimizer step of two micro-batches is compared with the row weights, in
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from lossbench.loss.modes import Mode, parse_mode
 from lossbench.loss.surrogates import Level, SurrogateParams
 from lossbench.loss.token_loss import kl_BT, weighted_loss
 from lossbench.loss.window import window_weights
+from lossbench.training.grpo_config import CONSTANTS
 
 TRL_LOSS_TYPES = trl_loss_types()
 TOLERANCE = 1e-6  # TRL computes the divisor of dapo, cispo and vespo and the temperature of sapo in float32
+_LEVELS: tuple[Level, ...] = ("token", "sequence")
 _MICRO_BATCHES, _ROWS, _WIDTH, _HORIZON, _BETA = 2, 4, 7, 9, 0.04
 
 
@@ -38,8 +41,7 @@ class Difference:
         return not (self.loss <= TOLERANCE and self.gradient <= TOLERANCE)
 
 
-@dataclass(frozen=True)
-class _Batch:
+class _Batch(NamedTuple):
     logp_NT: Tensor
     old_NT: Tensor
     ref_NT: Tensor
@@ -71,12 +73,7 @@ def _stand_in(loss_type: str, level: Level, beta: float, params: Any, logp_BT: T
             delta=None,
             steps_per_generation=_MICRO_BATCHES,
             use_bias_correction_kl=True,
-            sapo_temperature_pos=params.sapo_tau_pos,
-            sapo_temperature_neg=params.sapo_tau_neg,
-            vespo_k_pos=params.vespo_k_pos,
-            vespo_lambda_pos=params.vespo_lambda_pos,
-            vespo_k_neg=params.vespo_k_neg,
-            vespo_lambda_neg=params.vespo_lambda_neg,
+            **{name: getattr(params, ours) for name, ours in CONSTANTS.items() if name.startswith(("sapo", "vespo"))},
         ),
         loss_type=loss_type,
         importance_sampling_level=level,
@@ -95,54 +92,50 @@ def _stand_in(loss_type: str, level: Level, beta: float, params: Any, logp_BT: T
     )
 
 
-def _theirs(loss_type: str, level: Level, beta: float, params: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of the window as TRL returns them, micro-batch by micro-batch."""
-    logp_NT = batch.logp_NT.clone().requires_grad_()
+def _theirs(loss_type: str, level: Level, beta: float, params: Any, batch: _Batch) -> Tensor:
+    """Loss of the window as TRL returns it, micro-batch by micro-batch."""
     loss = torch.zeros((), dtype=torch.float64)
-    for first in range(0, len(logp_NT), _ROWS):
-        part = slice(first, first + _ROWS)
-        mask_BT = batch.mask_NT[part].long()
+    for first in range(0, len(batch.logp_NT), _ROWS):
+        part = _Batch(*(tensor[first : first + _ROWS] for tensor in batch))
+        mask_BT = part.mask_NT.long()
         inputs = {
             "prompt_ids": mask_BT[:, :1],
             "prompt_mask": mask_BT[:, :1],
             "completion_ids": mask_BT,
             "completion_mask": mask_BT,
-            "advantages": batch.advantages_N[part],
-            "old_per_token_logps": batch.old_NT[part],
-            "ref_per_token_logps": batch.ref_NT[part],
+            "advantages": part.advantages_N,
+            "old_per_token_logps": part.old_NT,
+            "ref_per_token_logps": part.ref_NT,
             "num_items_in_batch": batch.mask_NT.sum(),
         }
-        trainer = _stand_in(loss_type, level, beta, params, logp_NT[part])
+        trainer = _stand_in(loss_type, level, beta, params, part.logp_NT)
         loss = loss + GRPOTrainer._compute_loss(trainer, None, inputs)
-    loss.backward()
-    assert logp_NT.grad is not None
-    return loss.detach(), logp_NT.grad
+    return loss
 
 
-def _ours(mode: Mode, level: Level, beta: float, params: Any, batch: _Batch) -> tuple[Tensor, Tensor]:
-    logp_NT = batch.logp_NT.clone().requires_grad_()
-    loss_NT = mode.surrogate.fn(logp_NT, batch.old_NT, batch.advantages_N, batch.mask_NT, params)
-    loss_NT = loss_NT + beta * kl_BT(logp_NT, batch.ref_NT, batch.mask_NT, batch.old_NT, level)
+def _ours(mode: Mode, level: Level, beta: float, params: Any, batch: _Batch) -> Tensor:
+    logp_NT, old_NT, ref_NT, mask_NT, advantages_N = batch
+    loss_NT = mode.surrogate.fn(logp_NT, old_NT, advantages_N, mask_NT, params)
+    loss_NT = loss_NT + beta * kl_BT(logp_NT, ref_NT, mask_NT, old_NT, level)
     rows_N = torch.arange(len(logp_NT))
     weights_N = window_weights(
-        mode.aggregation, batch.mask_NT.sum(-1), rows_N * 0, horizon=_HORIZON, micro_ids_N=rows_N // _ROWS
+        mode.aggregation, mask_NT.sum(-1), rows_N * 0, horizon=_HORIZON, micro_ids_N=rows_N // _ROWS
     )
-    loss = weighted_loss(loss_NT, batch.mask_NT, weights_N)
-    loss.backward()
-    assert logp_NT.grad is not None
-    return loss.detach(), logp_NT.grad
+    return weighted_loss(loss_NT, mask_NT, weights_N)
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def difference(loss_type: str) -> Difference:
     """Compare one of TRL's loss types at token and sequence level, without and with a KL term."""
     mode, batch = parse_mode(TRL_LOSS_TYPES[loss_type]), _batch()
-    worst_loss = worst_gradient = 0.0
-    levels: tuple[Level, ...] = ("token", "sequence")
-    for level in levels:
-        for beta in (0.0, _BETA):
-            params = SurrogateParams(importance_sampling_level=level)
-            (their_loss, their_grad) = _theirs(loss_type, level, beta, params, batch)
-            (our_loss, our_grad) = _ours(mode, level, beta, params, batch)
-            worst_loss = max(worst_loss, float((our_loss - their_loss).abs() / their_loss.abs()))
-            worst_gradient = max(worst_gradient, float((our_grad - their_grad).norm() / their_grad.norm()))
-    return Difference(loss_type, worst_loss, worst_gradient)
+    batch.logp_NT.requires_grad_()
+    found = []
+    for level, beta in product(_LEVELS, (0.0, _BETA)):
+        params = SurrogateParams(importance_sampling_level=level)
+        losses = _ours(mode, level, beta, params, batch), _theirs(loss_type, level, beta, params, batch)
+        gradients = (torch.autograd.grad(loss, batch.logp_NT)[0] for loss in losses)
+        found.append((_apart(*losses), _apart(*gradients)))
+    return Difference(loss_type, *torch.tensor(found).amax(0).tolist())  # NaN where one is NaN

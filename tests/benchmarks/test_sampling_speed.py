@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Lo
 
 from lossbench.policies.tiny import TinyPolicy, make_tokenizer
 from lossbench.policies.warmstart import ensure_policy
-from lossbench.sampling.rollouts import length_chunks, row_uniforms, sample
+from lossbench.sampling.draws import row_uniforms
+from lossbench.sampling.length_chunks import length_chunks
+from lossbench.sampling.rollouts import sample
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 

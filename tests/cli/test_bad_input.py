@@ -34,6 +34,8 @@ CASES = {
     "no jobs": (["--jobs", "0"], ["--jobs 0"]),
     "executor": (["--executor", "slrm"], ["unknown executor 'slrm'", "local"]),
     "shard": (["--shard", "3/2"], ["--shard '3/2'", "1 <= i <= n"]),
+    "no number": (["--jobs", "x"], ["error: ", "--jobs", "integer"]),
+    "no such option": (["--job", "2"], ["error: ", "--job", "--jobs"]),
     "verifier alone": (["--verifier", "exact"], ["--dataset"]),
 }
 

@@ -73,6 +73,11 @@ def test_a_row_with_all_tokens_of_the_others_masked_has_no_length_weighted_basel
     assert advantages([1, 0, 0], [0, 0, 0], "length-weighted-loo", [4, 0, 0]).tolist() == [0, -1, -1]
 
 
+@pytest.mark.parametrize("name", ["group", "batch"])
+def test_a_deviation_of_0_divides_nothing_even_without_eps(name: str) -> None:
+    assert advantages([1, 1], [0, 0], name, eps=0).tolist() == [0, 0]
+
+
 def test_whitened_groups_without_spread_are_moved() -> None:
     got = advantages(REWARDS, GROUPS, "none+whiten-tokens", LENGTHS)
     assert (got[3:] > 0).all()

@@ -167,7 +167,8 @@ def test_checks_of_the_null_policy_say_nothing():
 def test_the_built_in_policy_starts_where_training_has_room_both_ways():
     import torch
 
-    from lossbench.sampling.rollouts import row_uniforms, sample
+    from lossbench.sampling.draws import row_uniforms
+    from lossbench.sampling.rollouts import sample
     from lossbench.tasks import make_task
 
     policy, task = load_policy("selfcheck", 0), make_task("selfcheck")

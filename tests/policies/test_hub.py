@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lossbench.errors import UsageError
-from lossbench.policies.chat import as_read_by
-from lossbench.policies.hub import chat_renderer, first_use, load_pretrained, load_tokenizer, resolve
+from lossbench.policies.chat import as_read_by, chat_renderer
+from lossbench.policies.hub import first_use, load_pretrained, load_tokenizer, resolve
 from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer
 from lossbench.tasks import make_task
 

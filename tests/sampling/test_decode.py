@@ -18,8 +18,8 @@ from transformers import DynamicCache
 
 from lossbench.errors import UsageError
 from lossbench.sampling.decode import ModelDecoder, evaluation_mode, make_decoder
+from lossbench.sampling.draws import row_uniforms
 from lossbench.sampling.llama_decode import LlamaDecoder, computes_plain_llama
-from lossbench.sampling.rollouts import row_uniforms
 
 
 @pytest.mark.parametrize("kind", LLAMA_KINDS)

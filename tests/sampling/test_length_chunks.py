@@ -2,7 +2,6 @@
 
 from itertools import combinations, pairwise
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,20 +13,16 @@ def cost(chunks: list[torch.Tensor], lengths: list[int], overhead: float, prompt
     return sum(overhead + len(rows) * (prompt + max(lengths[int(row)] for row in rows)) for rows in chunks)
 
 
-@given(
-    st.lists(st.integers(0, 30), max_size=7), st.sampled_from([0.0, 5.0, 40.0]), st.integers(0, 4), st.integers(1, 7)
-)
-def test_no_contiguous_partition_is_cheaper(lengths, overhead, prompt, max_rows):
-    chunks = length_chunks(lengths, overhead_positions=overhead, prompt_tokens=prompt, max_rows=max_rows)
+@given(st.lists(st.integers(0, 30), max_size=7), st.sampled_from([0.0, 5.0, 40.0]), st.integers(0, 4))
+def test_no_contiguous_partition_is_cheaper(lengths, overhead, prompt):
+    chunks = length_chunks(lengths, overhead_positions=overhead, prompt_tokens=prompt)
     assert sorted(int(row) for rows in chunks for row in rows) == list(range(len(lengths)))
-    assert all(len(rows) <= max_rows for rows in chunks)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     others = []
     for cuts in range(len(lengths)):
         for inner in combinations(range(1, len(lengths)), cuts):
             pieces = [torch.tensor(order[a:b]) for a, b in pairwise((0, *inner, len(lengths)))]
-            if all(len(piece) <= max_rows for piece in pieces):
-                others.append(cost(pieces, lengths, overhead, prompt))
+            others.append(cost(pieces, lengths, overhead, prompt))
     assert cost(chunks, lengths, overhead, prompt) == min(others, default=0.0)
 
 
@@ -45,17 +40,3 @@ def test_bound_on_positions():
     chunks = length_chunks(lengths, max_positions=64, overhead_positions=1000, prompt_tokens=2)
     # A row of 102 positions stands alone; 5 rows of 12 make 60 positions, 6 would make 72.
     assert sorted(len(rows) for rows in chunks) == [1, 1, 1, 5, 5, 5, 5]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"lengths_B": [3, -1]}, "lengths_B"),
-        ({"lengths_B": torch.ones(2, 2)}, "lengths_B"),
-        ({"lengths_B": [3], "overhead_positions": -1.0}, "overhead_positions"),
-        ({"lengths_B": [3], "max_rows": 0}, "max_rows"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        length_chunks(**arguments)

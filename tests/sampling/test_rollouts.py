@@ -21,8 +21,8 @@ from support.small_models import (
 from torch import nn
 
 from lossbench.errors import UsageError
-from lossbench.sampling.draws import filtered_logits
-from lossbench.sampling.rollouts import row_uniforms, sample
+from lossbench.sampling.draws import filtered_logits, row_uniforms
+from lossbench.sampling.rollouts import sample
 
 
 @pytest.mark.parametrize("kind", [*LLAMA_KINDS, *OTHER_KINDS])

@@ -1,6 +1,7 @@
 """Probes of a run while it trains: what they write, what the report makes of them, what they cost a step."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.hazard_policy import EVEN_TASK
@@ -15,9 +16,9 @@ from lossbench.metrics.length import run_metrics
 from lossbench.policies.load import load_policy
 from lossbench.probe.realised import trained_drifts
 from lossbench.store.read import load
-from lossbench.store.write import PartWriter
 from lossbench.tasks import make_task
-from lossbench.training.probe_callback import Probes
+from lossbench.training.evaluate import probe
+from lossbench.training.run import Measured
 
 
 @pytest.fixture
@@ -52,8 +53,14 @@ def test_the_time_of_a_probe_is_not_the_steps(task, tmp_path):
     policy = load_policy(model_folder(str(tmp_path)), device="cpu", dtype="float32")
     left_out: list[float] = []
     began = time.perf_counter()
-    Probes(spec, policy, make_task(task, {}), PartWriter(tmp_path), left_out.append).at(1)
-    assert 0 < left_out[0] <= time.perf_counter() - began
+    appended: list[int] = []
+    Measured(
+        SimpleNamespace(leave_out=left_out.append),  # type: ignore[arg-type]
+        1,
+        lambda step: probe(spec, policy, make_task(task, {}), step),
+        lambda step, rows: appended.append(len(rows)),
+    ).at(1)
+    assert appended[0] > 0 and 0 < left_out[0] <= time.perf_counter() - began
 
 
 @pytest.mark.parametrize("setting", ["top_p=0.9", "top_k=5"])

@@ -6,4 +6,4 @@ from lossbench.processes import die_with_parent
 die_with_parent()
 
 import lossbench.sweep.executors.worker  # noqa: E402
-import lossbench.training.distributed  # noqa: E402, F401
+import lossbench.training.run  # noqa: E402, F401

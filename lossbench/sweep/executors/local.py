@@ -38,7 +38,7 @@ def connect(wanted: Resources) -> "LocalExecutor":
 class LocalExecutor(Executor):
     """As many runs at once as there are `slots`, each on the GPUs of its slot, with `threads` threads.
 
-    `execute` makes a run in its process; the default is `lossbench.training.distributed.execute_run`.
+    `execute` makes a run in its process; the default is `lossbench.training.run.execute_run`.
     """
 
     def __init__(self, slots: Sequence[tuple[str, ...]], threads: int = 1, execute: Execute | None = None) -> None:

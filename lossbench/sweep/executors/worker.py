@@ -20,7 +20,7 @@ def work(
 ) -> None:
     """Make the run: output to its log; steps, and the reason of a failure, into the pipe.
 
-    `execute` is `lossbench.training.distributed.execute_run` where it is None. Ends with exit code 1 where it raised.
+    `execute` is `lossbench.training.run.execute_run` where it is None. Ends with exit code 1 where it raised.
     """
     # Ctrl-C reaches the whole process group; the sweep decides what becomes of its runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -33,8 +33,7 @@ def work(
     pipe.send((0, None, None))  # it has begun
     import torch
 
-    from lossbench.training.distributed import execute_run
-    from lossbench.training.run import describe
+    from lossbench.training.run import describe, execute_run
 
     torch.set_num_threads(threads)
 
