@@ -116,15 +116,16 @@ class Sweep(StoredSweep):
     def plot(self, name: str, baseline: str | None = None) -> "Figure":
         """The report's figure `name`. Raises UsageError for an unknown one, or where the sweep has nothing to draw."""
         from lossbench.report.figures import FIGURES
+        from lossbench.report.panels import draw
         from lossbench.report.style import look
 
         if name not in FIGURES:
             raise UsageError(unknown("figure", name, FIGURES))
-        with look():
-            figure = FIGURES[name].draw(self.data(baseline))
-        if figure is None:
+        picture = FIGURES[name].picture(self.data(baseline))
+        if picture is None:
             raise UsageError(f"figure '{name}': the sweep in '{self.path}' has nothing to draw there")
-        return figure
+        with look():
+            return draw(picture)
 
 
 def arm_rows(data: "ReportData") -> list[dict[str, Any]]:

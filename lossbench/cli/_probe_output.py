@@ -18,8 +18,8 @@ def write_findings(out: Path, found: Sequence[Findings], say: Callable[[str], No
     """CSV and JSON of all findings, figures of the last policy probed."""
     import pandas as pd
 
-    from lossbench.report.probe_figures import dose_figure, drift_figure
-    from lossbench.report.style import look, save
+    from lossbench.report.panels import save
+    from lossbench.report.probe_figures import dose_picture, drift_picture
     from lossbench.store.write import refuse_links, write_json, write_text
 
     refuse_links(out, "probe")
@@ -29,9 +29,8 @@ def write_findings(out: Path, found: Sequence[Findings], say: Callable[[str], No
     write_json(folder / "probe.json", [one.as_dict() for one in found])
     last = found[-1]
     metric = last.drifts[0].metric
-    with look():
-        save(drift_figure(last.drifts, metric), folder, "drift")
-        save(dose_figure([dose for dose in last.doses if dose.metric == metric]), folder, "dose_response")
+    save(drift_picture(last.drifts, metric), folder, "drift")
+    save(dose_picture([dose for dose in last.doses if dose.metric == metric]), folder, "dose_response")
     say(f"wrote {folder}/drift.csv, probe.json, drift.png, dose_response.png (and .svg)")
 
 

@@ -26,11 +26,7 @@ def ingest(
         o.Text, o.option("Folder or hub id of the tokenizer that counts lengths; without it: characters.")
     ] = None,
     mode: Annotated[
-        o.Texts,
-        o.option(
-            "Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
-            "NAME; NAME= leaves it out. Repeatable."
-        ),
+        o.Texts, o.option("Loss mode; NAME=MODE (or MODE-s<seed>) for what the log calls NAME; NAME= leaves it out.")
     ] = None,
     run: Annotated[o.Texts, o.option("Name of a run to read; repeatable. Default: all.")] = None,
     seed: Annotated[o.Count, o.option("Seed of the run.")] = None,
@@ -64,10 +60,7 @@ def ingest(
     )
     count_tokens, eos = _token_counter(tokenizer) if tokenizer else (None, None)
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
-    try:
-        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
-    except OSError as error:  # no permission, no room on the disk
-        raise UsageError(f"'{path}' cannot be read into '{folder}': {error}") from None
+    result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
         for run_id, state in result.runs.items():

@@ -1,8 +1,11 @@
 """Data of a report: the arms of a sweep with their references, comparisons, verdicts, warnings."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +16,17 @@ from lossbench.claims.verdict import Verdict
 from lossbench.claims.warnings import Notice, find_notices, run_versions
 from lossbench.errors import UsageError, unknown
 from lossbench.metrics.compare import MatchedComparison, Side, arm_values, matched
+from lossbench.metrics.curves import Axis, Curve, curves
 from lossbench.metrics.length import Summary, records, summarise
 from lossbench.metrics.paired import PairedResult, paired
-from lossbench.report.probe import read_probe
-from lossbench.report.style import ArmStyle, arm_styles
-from lossbench.store.read import Sweep
+from lossbench.policies import BUILT_IN
+from lossbench.report.style import mode_colors
+from lossbench.store.read import RUN_FILE, Sweep, read_json
+from lossbench.store.write import part_files
+from lossbench.sweep.estimate import BUILT_IN_PARAMETERS
 
 if TYPE_CHECKING:
-    from lossbench.claims.probe_evidence import ProbeSection
+    from lossbench.claims.probe_evidence import FrozenProbe, ProbeSection
 
 DEFAULT_BASELINE = "grpo"
 BASES = ("step", "tokens", "reward")
@@ -38,7 +44,8 @@ class Arm:
     policy: str | None
     statuses: Mapping[str, int]
     reference: str | None
-    style: ArmStyle
+    index: int
+    color: str
 
     @property
     def planned(self) -> int:
@@ -49,6 +56,11 @@ class Arm:
     def completed(self) -> int:
         """Runs that are done."""
         return self.statuses.get("completed", 0)
+
+    @property
+    def condition(self) -> str:
+        """The label in brackets that sets the arm apart from others of its mode; empty without one."""
+        return self.name.partition("[")[2].rstrip("]")
 
 
 @dataclass
@@ -62,20 +74,25 @@ class ReportData:
     probe: "ProbeSection | None"
     _pairs: dict[tuple[str, str, str], PairedResult] = field(default_factory=dict)
     _values: dict[tuple[str, str], dict[Hashable, float]] = field(default_factory=dict)
+    _curves: dict[tuple[str, Axis], dict[str, Curve]] = field(default_factory=dict)
 
     def pair(self, a: str, b: str, metric: str) -> PairedResult:
         """Arm `a` minus arm `b` on one metric over the seeds that both completed."""
         if (a, b, metric) not in self._pairs:
-            known = self._pairs.get((b, a, metric))
-            fresh = reverse(known) if known else paired(self.by_seed(a, metric), self.by_seed(b, metric))
-            self._pairs[a, b, metric] = fresh
+            self._pairs[a, b, metric] = paired(self.by_seed(a, metric), self.by_seed(b, metric))
         return self._pairs[a, b, metric]
+
+    def curve(self, arm: str, quantity: str, axis: Axis = "step") -> Curve:
+        """A quantity of an arm along training."""
+        if (quantity, axis) not in self._curves:
+            self._curves[quantity, axis] = curves(self.summary, quantity, axis)
+        return self._curves[quantity, axis][arm]
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`."""
         return next(arm for arm in self.arms if arm.name == name)
 
-    @property
+    @cached_property
     def compared(self) -> tuple[tuple[Arm, str], ...]:
         """The arms that have a reference, with its name."""
         return tuple((arm, arm.reference) for arm in self.arms if arm.reference is not None)
@@ -89,6 +106,16 @@ class ReportData:
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe; empty for logs of other trainers."""
         return self.spec.get("recipe") or {}
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """Parameters of the policy, as its runs recorded them."""
+        for run_id in self.sweep.run_ids:
+            path = self.sweep.run_dir(run_id) / RUN_FILE
+            with suppress(UsageError):  # damaged, which the sweep's problems name
+                if path.exists() and (found := (read_json(path).get("resolved") or {}).get("parameters")):
+                    return int(found)
+        return BUILT_IN_PARAMETERS if self.arms[0].policy in BUILT_IN else None
 
     def by_seed(self, arm: str, metric: str) -> dict[Hashable, float]:
         """Pair key → the metric of each completed run of an arm, NaN where it has no value."""
@@ -107,21 +134,22 @@ class ReportData:
         return any(self.values(arm.name, metric).size for arm in self.arms)
 
     @cached_property
-    def matched(self) -> tuple[MatchedComparison, ...]:
-        """Every arm against its reference at equal step, tokens and reward."""
+    def matched(self) -> tuple[tuple[Arm, str, MatchedComparison], ...]:
+        """Every arm with its reference, compared at equal step, tokens and reward."""
         sides = {arm.name: Side(self.summary, arm.name) for arm in self.arms}
-        return tuple(matched(sides[arm.name], sides[ref], basis) for arm, ref in self.compared for basis in BASES)
+        return tuple(
+            (arm, ref, matched(sides[arm.name], sides[ref], basis)) for arm, ref in self.compared for basis in BASES
+        )
 
-    @cached_property
-    def matched_of(self) -> tuple[tuple[Arm, str, MatchedComparison], ...]:
-        """`matched` with the arm and its reference beside each."""
-        pairs = [(arm, ref) for arm, ref in self.compared for _ in BASES]
-        return tuple((arm, ref, found) for (arm, ref), found in zip(pairs, self.matched, strict=True))
+    @property
+    def frozen(self) -> "FrozenProbe | None":
+        """The probe of the policies that the runs start from."""
+        return self.probe.frozen if self.probe else None
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
         """The verdicts on the claims that the plan states, in its order."""
-        dose = self.probe.frozen.claim if self.probe and self.probe.frozen else None
+        dose = self.frozen.claim if self.frozen else None
         points = self.probe.points if self.probe else ()
         return tuple(judge_all(stated(self.spec)[0], self.summary.metrics, dose, points))
 
@@ -159,47 +187,47 @@ def gather(sweep: Sweep, baseline: str | None = None) -> ReportData:
         raise UsageError(f"'{sweep.path}' is not a sweep that a report can be made of: its plan has no runs")
     summary = summarise(sweep)
     names = list(dict.fromkeys(str(arm) for arm in summary.runs["arm"]))
-    chosen = _baseline(names, baseline, sweep.spec.get("baseline"))
-    return ReportData(sweep, summary, chosen, _arms(summary, names, chosen), read_probe(sweep, summary.metrics))
-
-
-def _baseline(names: list[str], asked: str | None, stated: str | None) -> str:
-    if asked is not None:
-        if asked not in names:
-            raise UsageError(unknown("baseline", asked, names))
-        return asked
-    return next((name for name in (stated, DEFAULT_BASELINE) if name in names), names[0])
+    if baseline is not None and baseline not in names:
+        raise UsageError(unknown("baseline", baseline, names))
+    chosen = next(name for name in (baseline, sweep.spec.get("baseline"), DEFAULT_BASELINE, *names) if name in names)
+    return ReportData(sweep, summary, chosen, _arms(summary, names, chosen), _read_probe(sweep, summary))
 
 
 def _arms(summary: Summary, names: list[str], baseline: str) -> tuple[Arm, ...]:
-    styles = arm_styles(names)
     runs = records(summary.runs)
     first = {name: next(run for run in runs if run["arm"] == name) for name in names}
-    policies = {name: _text(run["policy"]) for name, run in first.items()}
-    arms = []
-    for name, run in first.items():
-        statuses: dict[str, int] = {}
-        for other in runs:
-            if other["arm"] == name:
-                statuses[str(other["status"])] = statuses.get(str(other["status"]), 0) + 1
-        reference = reference_of(name, names, baseline, policies)
-        parts = {part: _text(run[part]) for part in ("loss_type", "agg_mode", "scale_rewards")}
-        arms.append(
-            Arm(
-                name=name,
-                mode=str(run["mode"]),
-                **parts,
-                policy=policies[name],
-                statuses=statuses,
-                reference=reference,
-                style=styles[name],
-            )
+    parts = {
+        name: {key: run[key] if isinstance(run[key], str) else None
+               for key in ("loss_type", "agg_mode", "scale_rewards", "policy")}
+        for name, run in first.items()
+    }  # fmt: skip
+    policies = {name: part["policy"] for name, part in parts.items()}
+    colors = mode_colors((name, str(first[name]["mode"]), parts[name]["agg_mode"]) for name in names)
+    return tuple(
+        Arm(
+            name=name, mode=str(first[name]["mode"]), **parts[name], index=index, color=colors[name],
+            statuses=Counter(str(run["status"]) for run in runs if run["arm"] == name),
+            reference=reference_of(name, names, baseline, policies),
         )
-    return tuple(arms)
+        for index, name in enumerate(names)
+    )  # fmt: skip
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+def _read_probe(sweep: Sweep, summary: Summary) -> "ProbeSection | None":
+    """The probe's findings, None where the sweep was not probed; damaged files join the sweep's problems."""
+    along_runs = any(_was_probed(sweep.run_dir(run_id)) for run_id in sweep.run_ids)
+    if not along_runs and not any((sweep.path / "probe").glob("*.parquet")):
+        return None
+    from lossbench.claims.probe_evidence import probe_section
+
+    section = probe_section(sweep, summary.metrics)
+    if section is not None:
+        sweep.problems += [problem for problem in section.problems if problem not in sweep.problems]
+    return section
+
+
+def _was_probed(run_dir: Path) -> bool:
+    return (run_dir / "probe.parquet").exists() or "probe" in part_files(run_dir)
 
 
 def reference_of(arm: str, names: list[str], baseline: str, policies: Mapping[str, str | None]) -> str | None:
@@ -218,18 +246,3 @@ def reference_of(arm: str, names: list[str], baseline: str, policies: Mapping[st
     counterparts = [name for name in same if name.partition("[")[0] == baseline.partition("[")[0]]
     reference = (counterparts or same)[0]
     return None if arm == reference else reference
-
-
-def reverse(result: PairedResult) -> PairedResult:
-    """The same comparison as b minus a."""
-
-    def inverse(value: float) -> float:
-        return 1 / value if value else float("nan")
-
-    return replace(
-        result, only_a=result.only_b, only_b=result.only_a, values_a=result.values_b, values_b=result.values_a,
-        mean_a=result.mean_b, mean_b=result.mean_a, difference=-result.difference,
-        ci_low=-result.ci_high, ci_high=-result.ci_low,
-        ratio=inverse(result.ratio), ratio_low=inverse(result.ratio_high), ratio_high=inverse(result.ratio_low),
-        p_greater=result.p_less, p_less=result.p_greater, d_z=-result.d_z,
-    )  # fmt: skip

@@ -1,32 +1,31 @@
 """A report as data: sections made of blocks. What it says is decided once; HTML and Markdown only write it down."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from lossbench.text import clean
 
+MARKS = {
+    "supported": "●", "contradicted": "✕", "inconclusive": "○", "not-tested": "–",
+    "error": "✕", "warning": "▲", "note": "•",
+}  # fmt: skip
+"""Signs of the verdicts and of the levels of warnings, so that colour is never alone."""
+
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph of plain text."""
+    """A paragraph of plain text, or a list of short sentences."""
 
     kind: ClassVar[str] = "text"
-    text: str
-    small: bool = False
-
-
-@dataclass(frozen=True)
-class Points:
-    """A list of short plain sentences."""
-
-    kind: ClassVar[str] = "points"
     items: tuple[str, ...]
+    listed: bool = False
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell: its value, a smaller second line, and a mark: "" or one of the verdicts' words."""
+    """A table's cell: its value, a smaller second line, and a mark: "" or a key of `MARKS`."""
 
     text: str
     note: str = ""
@@ -54,42 +53,35 @@ class Table:
     foot: str = ""
 
 
+def table(
+    caption: str, columns: Sequence[str | Column], rows: Iterable[Sequence[str | Cell]], foot: str = ""
+) -> Table | None:
+    """A table from texts and cells; a column given as text holds words. None without rows."""
+    cells = tuple(tuple(Cell(item) if isinstance(item, str) else item for item in row) for row in rows)
+    heads = tuple(Column(item, numeric=False) if isinstance(item, str) else item for item in columns)
+    return Table(caption, heads, cells, foot) if cells else None
+
+
 @dataclass(frozen=True)
 class FigureBlock:
-    """A figure that lies at `figures/<name>.png` and `.svg` of the report."""
+    """A figure that lies at `figures/<name>.png` and `.svg` of the report; `readings` are what the page shows of it."""
 
     kind: ClassVar[str] = "figure"
     name: str
-    title: str
     caption: str
     alt: str
-
-
-@dataclass(frozen=True)
-class Warnings:
-    """Warnings, each (level, message, remedy)."""
-
-    kind: ClassVar[str] = "warnings"
-    items: tuple[tuple[str, str, str], ...]
+    readings: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
 class Sample:
     """One completion, untrusted: where it comes from, and its text."""
 
+    kind: ClassVar[str] = "sample"
     label: str
     facts: str
     prompt: str
     completion: str
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Completions of one arm under a title that opens and closes."""
-
-    kind: ClassVar[str] = "samples"
-    title: str
-    items: tuple[Sample, ...]
 
 
 @dataclass(frozen=True)
@@ -109,30 +101,36 @@ class Details:
     blocks: "tuple[Block, ...]"
 
 
-Block = Text | Points | Table | FigureBlock | Warnings | Samples | Code | Details
+Block = Text | Table | FigureBlock | Sample | Code | Details
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of the report."""
+    """A titled part of the report; one that is `folded` opens on demand."""
 
     id: str
     title: str
     blocks: tuple[Block, ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True)
 class Document:
-    """The whole report. `incomplete` says what is missing in one line, empty where nothing is."""
+    """The whole report. `incomplete` says what is missing in one line, empty where nothing is; `hero` comes first;
+    `modes` are the names behind the numbers in figures.
+
+    Figures are read from `folder`, where the report lies, when they are put into the page.
+    """
 
     title: str
     finding: str
     support: tuple[str, ...]
+    hero: tuple[Block, ...]
     facts: tuple[tuple[str, str], ...]
     incomplete: str
     sections: tuple[Section, ...]
+    modes: tuple[str, ...]
     folder: Path
-    """Where the report lies; figures are read from it when they are put into the page."""
 
 
 def cleaned(part: Any) -> Any:

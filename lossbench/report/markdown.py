@@ -1,24 +1,11 @@
 """A report as Markdown that reads well on GitHub; figures are linked relatively, texts are escaped."""
 
 import re
-from collections.abc import Iterable
 
-from lossbench.report.document import (
-    Block,
-    Code,
-    Details,
-    Document,
-    FigureBlock,
-    Points,
-    Samples,
-    Table,
-    Text,
-    Warnings,
-)
+from lossbench.report.document import MARKS, Block, Code, Details, Document, FigureBlock, Sample, Table, Text
 from lossbench.version import __version__
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
-_MARKS = {"supported": "●", "contradicted": "✕", "inconclusive": "○", "not-tested": "–"}
 
 
 def escape(text: str) -> str:
@@ -41,39 +28,30 @@ def render_markdown(document: Document) -> str:
     parts += [escape(line) for line in document.support]
     if document.incomplete:
         parts.append(f"> ▲ **{escape(document.incomplete)}**")
+    parts += map(_block, document.hero)
     parts.append(" · ".join(f"{escape(name)}: **{escape(value)}**" for name, value in document.facts))
     for section in document.sections:
-        parts.append(f"## {escape(section.title)}")
-        parts += _blocks(section.blocks)
+        body = "\n\n".join(map(_block, section.blocks))
+        parts += [f"## {escape(section.title)}", _folded("Show", body) if section.folded else body]
     parts.append(f"<sub>Made by lossbench {__version__}.</sub>")
     return "\n\n".join(parts) + "\n"
-
-
-def _blocks(blocks: Iterable[Block]) -> list[str]:
-    return [_block(block) for block in blocks]
 
 
 def _block(block: Block) -> str:
     match block:
         case Text():
-            return escape(block.text)
-        case Points():
-            return "\n".join(f"- {escape(item)}" for item in block.items)
+            return ("\n" if block.listed else "\n\n").join(f"{'- ' * block.listed}{escape(t)}" for t in block.items)
         case Table():
             return _table(block)
         case FigureBlock():
-            caption = f" {escape(block.caption)}" if block.caption else ""
-            return f"![{escape(block.alt)}](figures/{block.name}.png)\n\n*{escape(block.title)}.*{caption}"
-        case Warnings():
-            return "\n".join(
-                f"- **{level}**: {escape(message)} — {escape(remedy)}" for level, message, remedy in block.items
-            )
-        case Samples():
-            return _folded(block.title, _samples(block))
+            return f"![{escape(block.alt)}](figures/{block.name}.png)\n\n{escape(block.caption)}".rstrip()
+        case Sample():
+            text = f"{block.prompt}\n{'─' * 12}\n{block.completion}" if block.prompt else block.completion
+            return f"**{escape(block.label)}** ({escape(block.facts)})\n\n{fenced(text, 'text')}"
         case Code():
             return fenced(block.text, "sh")
         case Details():
-            return _folded(block.title, "\n\n".join(_blocks(block.blocks)))
+            return _folded(block.title, "\n\n".join(map(_block, block.blocks)))
 
 
 def _folded(title: str, body: str) -> str:
@@ -97,14 +75,5 @@ def _table(table: Table) -> str:
 
 def _cell(text: str, note: str, strong: bool, mark: str) -> str:
     shown = f"**{escape(text)}**" if strong and text else escape(text)
-    shown = f"{_MARKS[mark]} {shown}" if mark else shown
+    shown = f"{MARKS[mark]} {shown}" if mark else shown
     return "<br>".join([shown, *(escape(line) for line in note.split("\n") if line)])
-
-
-def _samples(block: Samples) -> str:
-    parts = []
-    for sample in block.items:
-        parts.append(f"**{escape(sample.label)}** ({escape(sample.facts)})")
-        text = f"{sample.prompt}\n{'─' * 12}\n{sample.completion}" if sample.prompt else sample.completion
-        parts.append(fenced(text, "text"))
-    return "\n\n".join(parts)

@@ -67,6 +67,11 @@ def p_value(p: float) -> str:
     return "p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"
 
 
+def bare_p(p: float) -> str:
+    """A p-value for a column that is called p."""
+    return p_value(p).removeprefix("p ").removeprefix("= ")
+
+
 def times(ratio: float) -> str:
     """A factor: "2.4×"."""
     return f"{ratio:.2f}×" if math.isfinite(ratio) else MISSING

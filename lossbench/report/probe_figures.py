@@ -1,100 +1,90 @@
-"""Figures of a probe: drift per mode, the dose-response curve, and predicted beside realised change."""
+"""Pictures of a probe: response curves, drift per mode, the dose-response curve, predicted beside realised change."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from lossbench.loss.modes import parse_mode
 from lossbench.probe.dose_response import DoseResponse
 from lossbench.probe.drift import Drift
 from lossbench.probe.realised import TrainedDrift, run_totals
-from lossbench.report.style import FAINT, PALETTE, SOFT, arm_styles, look
+from lossbench.probe.response import CurvePoint, Slopes
+from lossbench.report.panels import Line, Panel, Picture, row_lines
+from lossbench.report.style import mode_colors
+from lossbench.stats import Interval
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_UNIT = {
-    "plain": "tokens per unit of step (plain gradient)",
-    "adam": "tokens per unit of step (Adam's)",
-}
-_COLOR = {"incorrect": PALETTE[0], "correct": PALETTE[1], "all": PALETTE[4]}
+_UNIT = "tokens per unit of step"
+_GRADIENT = {"plain": "plain gradient", "adam": "Adam's"}
+_NONE = np.zeros(0)
 
 
-def drift_figure(drifts: Sequence[Drift], metric: str = "plain", match: str = "row-weight") -> "Figure":
-    """A forest plot: a line per mode, incorrect and correct length side by side, bars are 95 % intervals."""
-    from matplotlib.figure import Figure
+def _column(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
 
+
+def response_picture(curves: Sequence[CurvePoint], slopes: Slopes) -> Picture:
+    """Pull on incorrect length by a completion's own length, of incorrect and of correct ones."""
+    lines = []
+    for branch, name, dash in (("wrong", "incorrect", "-"), ("right", "correct", "--")):
+        points = [point for point in curves if point.branch == branch]
+        low, high = _column([point.low for point in points]), _column([point.high for point in points])
+        x, y = _column([point.length_mean for point in points]), _column([point.projection for point in points])
+        lines.append(Line(x, y, "ink", name, dash, mark=4, low=low, high=high))
+    panel = Panel(tuple(lines), "", "length of the completion (tokens)", "pull on incorrect length", True,
+                  levels=((0.0, ""),))  # fmt: skip
+    title = "Pull of completions on incorrect length, by their own length"
+    if slopes.rho is not None:
+        title += f": the slope of correct ones is {slopes.rho:.2g} of the incorrect ones'"
+    return Picture(title, (panel,), 1, 9.0, 2.4)
+
+
+def drift_picture(drifts: Sequence[Drift], metric: str = "plain", match: str = "row-weight") -> Picture:
+    """A row per mode, incorrect and correct length side by side, bars are 95 % intervals."""
     rows = [row for row in drifts if row.metric == metric and row.match == match and row.drift is not None]
     modes = list(dict.fromkeys(row.mode for row in rows))
-    with look():
-        figure = Figure(figsize=(9.2, 1.3 + 0.36 * len(modes)), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
-        for axis, direction in zip(axes, ("incorrect", "correct"), strict=True):
-            axis.axvline(0, color=SOFT, linewidth=0.9)
-            for row in (row for row in rows if row.direction == direction):
-                place = modes.index(row.mode)
-                if row.low is not None and row.high is not None:
-                    axis.plot([row.low, row.high], [place, place], color=_COLOR[direction], linewidth=2.2)
-                axis.plot([row.drift], [place], "o", color=_COLOR[direction])
-            axis.set_title(f"length of {direction} completions")
-            axis.set_xlabel(_UNIT[metric])
-        axes[0].set_yticks(range(len(modes)), modes)
-        axes[0].invert_yaxis()
-        figure.suptitle(f"Predicted drift, less seq-mean-token-sum's, at equal {match.replace('-', ' ')}", fontsize=9.5)
-        return figure
+    colors = mode_colors((mode, mode, parse_mode(mode).agg_mode) for mode in modes)
+    panels = []
+    for direction in ("incorrect", "correct"):
+        lines: list[Line] = []
+        for row in (row for row in rows if row.direction == direction):
+            bar = Interval(*_column([row.drift, row.low, row.high]))
+            lines += row_lines(modes.index(row.mode), bar, _NONE, colors[row.mode], -1)
+        x_label = f"shorter ← → longer ({_UNIT}, {_GRADIENT[metric]})"
+        panels.append(Panel(tuple(lines), f"length of {direction} completions", x_label, uprights=(0.0,),
+                            rows=tuple(modes)))  # fmt: skip
+    longer = [row.mode for row in rows if row.direction == "incorrect" and (row.low or 0) > 0]
+    title = f"Incorrect answers are predicted to grow, next to constant weights, under {', '.join(longer) or 'no mode'}"
+    return Picture(title, tuple(panels), 2, 10.0, 0.3 + 0.3 * len(modes))
 
 
-def dose_figure(doses: Sequence[DoseResponse]) -> "Figure":
+def dose_picture(doses: Sequence[DoseResponse]) -> Picture:
     """Drift against alpha with its 95 % band, the branch model's curve dashed, a panel per direction."""
-    from matplotlib.figure import Figure
-
-    with look():
-        figure = Figure(figsize=(4.6 * len(doses), 3.4), layout="constrained")
-        panels = figure.subplots(1, len(doses), squeeze=False)[0]
-        for axis, dose in zip(panels, doses, strict=True):
-            _dose_panel(axis, dose)
-        return figure
-
-
-def _dose_panel(axis, dose: DoseResponse) -> None:
-    points = [p for p in dose.points if p.drift.drift is not None and p.drift.low is not None]
-    alphas = [point.alpha for point in points]
-    color = _COLOR[dose.direction]
-    axis.axhline(0, color=SOFT, linewidth=0.9)
-    axis.axvline(1, color=FAINT, linewidth=0.9)
-    axis.fill_between(
-        alphas, [p.drift.low for p in points], [p.drift.high for p in points], color=color, alpha=0.18, lw=0
-    )
-    axis.plot(alphas, [p.drift.drift for p in points], marker="o", color=color, label="probe, 95 % interval")
-    if points and all(point.theory is not None for point in points):
-        axis.plot(alphas, [p.theory for p in points], "--", color=PALETTE[2], label="branch model, scaled at α = 0")
-    axis.set_title(f"length of {dose.direction} completions")
-    axis.set_xlabel("α of the weight L^(α−1): 0 is GRPO's, 1 Dr. GRPO's")
-    axis.set_ylabel(_UNIT[dose.metric].split(" (")[0])
-    axis.legend()
+    panels = []
+    for dose in doses:
+        points = [p for p in dose.points if p.drift.drift is not None and p.drift.low is not None]
+        alphas = np.array([point.alpha for point in points])
+        drift, low, high = (
+            _column([getattr(p.drift, name) for p in points]) for name in ("drift", "low", "high")
+        )  # fmt: skip
+        lines = [Line(alphas, drift, "accent", "probe", mark=4, low=low, high=high)]
+        if points and all(point.theory is not None for point in points):
+            lines.append(Line(alphas, _column([p.theory for p in points]), "warn", "branch model", "--", 1.4))
+        panels.append(Panel(tuple(lines), f"length of {dose.direction} completions", "α of the weight L^(α−1)",
+                            f"drift ({_UNIT})", levels=((0.0, ""),)))  # fmt: skip
+    title = "Drift vs the exponent of the weight: α = 0 is GRPO's, α = 1 Dr. GRPO's"
+    return Picture(title, tuple(panels), 2, 10.0, 2.4)
 
 
-def trained_figure(points: Sequence[TrainedDrift]) -> "Figure":
-    """Predicted against realised change of incorrect length, a point per run."""
-    from matplotlib.figure import Figure
-
-    arm_of = {point.run_id: point.arm for point in points}
-    totals = run_totals(points)
-    styles = arm_styles(list(dict.fromkeys(arm_of.values())))
-    with look():
-        figure = Figure(figsize=(4.8, 3.8), layout="constrained")
-        axis = figure.subplots()
-        for arm, style in styles.items():
-            mine = [totals[run] for run in totals if arm_of[run] == arm]
-            axis.plot(
-                [p for p, _ in mine],
-                [r for _, r in mine],
-                linestyle="",
-                marker=style.marker,
-                color=style.color,
-                label=arm,
-            )
-        axis.axhline(0, color=FAINT, linewidth=0.9)
-        axis.axvline(0, color=FAINT, linewidth=0.9)
-        axis.set_xlabel("predicted change of incorrect length, tokens")
-        axis.set_ylabel("realised change, tokens")
-        axis.legend()
-        return figure
+def trained_picture(points: Sequence[TrainedDrift]) -> Picture:
+    """Predicted against realised change of incorrect length, a mark per run."""
+    arm_of, totals = {point.run_id: point.arm for point in points}, run_totals(points)
+    names = list(dict.fromkeys(arm_of.values()))
+    modes = {name: name.partition("[")[0] for name in names}
+    colors = mode_colors((name, modes[name], parse_mode(modes[name]).agg_mode) for name in names)
+    lines = []
+    for name in names:
+        x, y = np.array([totals[run] for run in totals if arm_of[run] == name], dtype=float).T
+        lines.append(Line(x, y, colors[name], name, width=0, mark=6))
+    panel = Panel(tuple(lines), "", "predicted change of incorrect length (tokens)", "realised change (tokens)",
+                  levels=((0.0, ""),), uprights=(0.0,))  # fmt: skip
+    return Picture("Change of incorrect length that probes predicted, and that came", (panel,), 1, 7.0, 3.0)

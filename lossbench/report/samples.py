@@ -4,20 +4,20 @@ from typing import Any
 
 from lossbench.metrics.length import records
 from lossbench.report.data import Arm, ReportData
-from lossbench.report.document import Sample, Samples
+from lossbench.report.document import Details, Sample
 from lossbench.report.numbers import count, shortened
 
 _NUMBERS = ["step", "length_tokens", "correct", "terminated"]
 
 
-def arm_samples(data: ReportData, arm: Arm) -> Samples | None:
+def arm_samples(data: ReportData, arm: Arm) -> Details | None:
     """Up to twelve completions of the arm's first run that has any; None where no text was kept."""
     runs = [run for run in records(data.summary.runs) if run["arm"] == arm.name]
     for run in sorted(runs, key=lambda run: run["status"] != "completed"):
         if data.summary.by_run[str(run["run_id"])].row["source"] == "rollouts":
             items = _run_samples(data, run)
             seed = "" if run["seed"] is None or run["seed"] != run["seed"] else f", seed {int(run['seed'])}"
-            return Samples(f"{arm.name}{seed}", items) if items else None
+            return Details(f"{arm.name}{seed}: {count(len(items), 'completion')}", items) if items else None
     return None
 
 

@@ -1,72 +1,71 @@
-"""The look of all figures: one palette, one line style and marker per arm, the same bytes every time."""
+"""The look of all figures: colours by family of mode on white and on dark, and matplotlib's settings."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from io import StringIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lossbench.store.write import replacing, write_text
+from lossbench.loss.advantages import PARTS
+from lossbench.loss.aggregations import AGGREGATIONS, parse_aggregation
+from lossbench.loss.modes import parse_mode
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+LIGHT = {
+    "ink": "#1c2733", "soft": "#566370", "faint": "#dfe4e8", "card": "#ffffff", "paper": "#fbfbf9", "code": "#f3f4f2",
+    "accent": "#0b3c78", "warn": "#8c510a", "none": "#5a5f66",
+    "warm0": "#d06058", "warm1": "#581138", "warm2": "#7c0608", "warm3": "#e8330a",
+    "cool0": "#1e5cfa", "cool1": "#281c7d", "cool2": "#019a95", "cool3": "#9076ca",
+}  # fmt: skip
+"""Colours on white by name: of the page, of files, and of modes. No two names share one."""
 
-PALETTE = ("#0B3C78", "#E69F00", "#B0417F", "#56B4E9", "#222222", "#CDBB62", "#8C510A", "#9A9A9A")
-"""Apart under normal and colour-deficient sight; colours that share a dash differ in lightness, for print in grey."""
+DARK = {
+    "ink": "#e4e8ec", "soft": "#a3aeb9", "faint": "#36404a", "card": "#1b2229", "paper": "#14191f", "code": "#20272f",
+    "accent": "#8ec5ee", "warn": "#f0b45b", "none": "#b4bac1",
+    "warm0": "#bf4e5d", "warm1": "#fccf6b", "warm2": "#e0150f", "warm3": "#fd998b",
+    "cool0": "#5363fa", "cool1": "#3ff0fd", "cool2": "#02a8ae", "cool3": "#ad8ff4",
+}  # fmt: skip
+"""The same names on a dark ground."""
 
-DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 1.6)),
-    (0, (1.2, 1.2)),
-    (0, (6, 1.5, 1.2, 1.5)),
-    (0, (8, 1.5, 1.2, 1.5, 1.2, 1.5)),
-)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h")
-
-INK, SOFT, FAINT = "#1C2733", "#66727F", "#D5DADF"
-PNG_DPI = 144
-_PATH = re.compile(r' d="[^"]*"')
-_LONG_DECIMAL = re.compile(r"(\d\.\d\d)\d+")
+SHADES = 4
+"""Colours of each family of modes; apart under every kind of sight."""
 
 
-@dataclass(frozen=True)
-class ArmStyle:
-    """Look of one arm in every figure."""
-
-    color: str
-    dash: Any
-    marker: str
-
-
-def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
-    """A style per arm, by its place in the plan; colour and dash together repeat only after 32 arms."""
-    colors, dashes = len(PALETTE), len(DASHES)
-    return {
-        arm: ArmStyle(PALETTE[i % colors], DASHES[(i + i // colors) % dashes], MARKERS[i % len(MARKERS)])
-        for i, arm in enumerate(arms)
-    }
+def family(agg_mode: str | None) -> str:
+    """ "warm" where a token's weight falls with its completion's length, "cool" where not, "none" where unknown."""
+    try:
+        return "warm" if parse_aggregation(agg_mode or "").exponent < 1 else "cool"
+    except ValueError:  # logs of other trainers may name any
+        return "none"
 
 
-# Ticks are functions with names, in a module that loads at once: a figure on its way to the process that writes it
-# carries their names.
-def percent_tick(value: float, position: float | None = None) -> str:
-    """Axis ticks of shares: 25 %."""
-    return f"{100 * value:.4g} %"
+def mode_colors(arms: Iterable[tuple[str, str, str | None]]) -> dict[str, str]:
+    """Colour by arm from (arm, mode, agg_mode): a mode has the same colour in every report.
+
+    Only where two modes of one sweep would share one does the later take the next free shade of its family.
+    """
+    of_mode: dict[str, str] = {}
+    found = {}
+    for arm, mode, agg_mode in arms:
+        kin = family(agg_mode)
+        shades = ["none"] if kin == "none" else [f"{kin}{(_shade(mode) + i) % SHADES}" for i in range(SHADES)]
+        free = (shade for shade in shades if shade not in of_mode.values())
+        found[arm] = of_mode.setdefault(mode, next(free, shades[0]))
+    return found
 
 
-def times_tick(value: float, position: float | None = None) -> str:
-    """Axis ticks of factors: 2×."""
-    return f"{value:g}×"
+def _shade(name: str) -> int:
+    try:
+        mode = parse_mode(name)
+    except ValueError:
+        return 0
+    advantage = mode.advantage.partition("+")[0]
+    return list(AGGREGATIONS).index(mode.aggregation.entry.name) + list(PARTS).index(advantage)
 
 
 def short_number(value: float, position: float | None = None) -> str:
-    """Axis ticks of large numbers: 250k, 1.5M."""
+    """Axis ticks: 0.25, 250k, 1.5M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{suffix}"
-    return f"{value:.4g}"
+    return f"{value:.4g}".replace("-", "−")
 
 
 def look() -> AbstractContextManager:
@@ -78,68 +77,15 @@ def look() -> AbstractContextManager:
 
 
 _SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 9,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": SOFT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.unicode_minus": True,
-    "grid.color": "#E8EBEE",
-    "grid.linewidth": 0.7,
-    "text.color": INK,
-    "text.parse_math": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "legend.handlelength": 3.2,
-    "lines.linewidth": 1.9,
-    "lines.markersize": 4.5,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "lossbench",
-    "svg.fonttype": "path",
-}
-
-
-def save(figure: "Figure", folder: Path, name: str) -> None:
-    """Write `<name>.png` and `<name>.svg`; nothing in them depends on the time or the machine's fonts."""
-    engine: Any = figure.get_layout_engine()
-    if engine is not None:
-        # Laying out costs more than drawing: once serves both files. Long names need a little more room than it leaves.
-        engine.set(w_pad=0.1)
-        engine.execute(figure)
-        figure.set_layout_engine("none")
-        _round_positions(figure)
-    with replacing(folder / f"{name}.png") as png:
-        figure.savefig(png, format="png", dpi=PNG_DPI, metadata={"Software": None})
-    svg = StringIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    write_text(folder / f"{name}.svg", _rounded_paths(svg.getvalue()))
-
-
-def _round_positions(figure: "Figure") -> None:
-    """Round where panels lie: the layout solver's last bits differ between processes, and clip ids hash them."""
-    for part in figure.subfigs:
-        part.bbox_relative.set_points(part.bbox_relative.get_points().round(5))
-    for axes in figure.axes:
-        position = axes.get_position()
-        position.set_points(position.get_points().round(5))
-        axes.set_position(position)
-
-
-def _rounded_paths(svg: str) -> str:
-    """Coordinates to a hundredth of a point: no eye sees more, and long curves shrink by a third."""
-    return _PATH.sub(lambda path: _LONG_DECIMAL.sub(r"\1", path.group()), svg)
+    "font.family": "DejaVu Sans", "font.size": 9,
+    "axes.titlesize": 9, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.labelsize": 8.5,
+    "axes.labelcolor": LIGHT["ink"], "axes.edgecolor": LIGHT["soft"], "axes.linewidth": 0.8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": LIGHT["faint"], "grid.linewidth": 0.6, "text.color": LIGHT["ink"], "text.parse_math": False,
+    "xtick.color": LIGHT["soft"], "ytick.color": LIGHT["soft"],
+    "xtick.labelcolor": LIGHT["ink"], "ytick.labelcolor": LIGHT["ink"], "xtick.labelsize": 8, "ytick.labelsize": 8,
+    "xtick.minor.visible": False, "ytick.minor.visible": False,
+    "legend.frameon": False, "legend.fontsize": 8.5, "legend.handlelength": 3.0,
+    "figure.facecolor": LIGHT["card"], "savefig.facecolor": LIGHT["card"],
+    "svg.hashsalt": "lossbench", "svg.fonttype": "none",
+}  # fmt: skip

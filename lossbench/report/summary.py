@@ -59,7 +59,7 @@ def summary_json(data: ReportData) -> dict[str, Any]:
         {"basis": found.basis, "arm": arm.name, "reference": ref, "at": found.at, "unit": found.unit,
          "reason": found.reason,
          "comparisons": comparison_rows(found.comparisons, f"equal {found.basis}")}
-        for arm, ref, found in data.matched_of
+        for arm, ref, found in data.matched
     ]  # fmt: skip
     content = {
         "lossbench": __version__,

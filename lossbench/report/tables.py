@@ -1,28 +1,25 @@
 """The report's tables, as data."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lossbench.claims.judge import family_note
-from lossbench.claims.verdict import Verdict
+from lossbench.loss.aggregations import parse_aggregation
 from lossbench.metrics.compare import WINDOW_FROM
 from lossbench.metrics.length import METRICS
 from lossbench.metrics.paired import PairedResult
 from lossbench.report.data import Arm, ReportData
-from lossbench.report.document import Cell, Column, Table
-from lossbench.report.numbers import MISSING, NumberStyle, number_style, p_value, times
+from lossbench.report.document import Cell, Column, Details, Table, table
+from lossbench.report.finding import oriented, sides, told
+from lossbench.report.numbers import MISSING, NumberStyle, bare_p, number_style, times
 from lossbench.stats import Interval
 
 ARM_METRICS = (
     "late_length_incorrect", "late_length_correct", "late_length_mean", "late_reward", "token_efficiency",
     "late_truncated_frac",
 )  # fmt: skip
-MATCHED_METRICS = {
-    "step": ("late_length_incorrect", "late_length_correct", "late_reward"),
-    "tokens": ("late_length_incorrect", "late_length_correct", "late_reward"),
-    "reward": ("tokens_to_reward", "length_at_reward"),
-}
-_BASIS_WORDS = {"step": "equal step", "tokens": "equal tokens", "reward": "equal reward"}
+_MATCHED = ("late_length_incorrect", "late_length_correct", "late_reward")
+_MATCHED_AT_REWARD = ("tokens_to_reward", "length_at_reward")
 
 
 def metric_style(data: ReportData, metric: str) -> NumberStyle:
@@ -31,214 +28,184 @@ def metric_style(data: ReportData, metric: str) -> NumberStyle:
     return number_style(METRICS[metric].unit, max(means, default=math.nan))
 
 
-def distinguishable(result: PairedResult) -> bool:
-    """Whether the two-sided test rejects equality at the interval's level."""
-    return result.reason is None and result.p_two_sided <= 1 - result.confidence
-
-
-def difference_note(style: NumberStyle, result: PairedResult) -> str:
-    """ "+27.6 [+24.1, +31.1]", or the reason why none exists."""
+def difference_cell(style: NumberStyle, result: PairedResult, text: str = "") -> Cell:
+    """`text` with the difference and its interval below it; the difference alone without text."""
     if result.n == 0:
-        return "no pairs"
+        return Cell(text or MISSING, "no pairs" if text else "")
     interval = style.interval(result.ci_low, result.ci_high)
-    return f"{style.signed(result.difference)}\n{interval if interval != MISSING else '(1 pair)'}"
+    difference = style.signed(result.difference)
+    note = interval if interval != MISSING else "(1 pair)"
+    return Cell(text or difference, f"{difference}\n{note}" if text else note, strong=told(result))
 
 
-def arm_table(data: ReportData) -> Table:
+def _metric_columns(metrics: Sequence[str]) -> list[Column]:
+    units = {metric: METRICS[metric].unit for metric in metrics}
+    return [Column(METRICS[m].label, {"share": "%", "reward": ""}.get(unit, unit)) for m, unit in units.items()]
+
+
+def arm_table(data: ReportData) -> Table | None:
     """Last-fifth means per arm, the difference to its reference with interval, and seeds counted."""
     metrics = [metric for metric in ARM_METRICS if data.has(metric)]
-    columns = [Column("arm", numeric=False), Column("seeds")]
-    columns += [_metric_column(metric) for metric in metrics]
-    rows = [(_arm_cell(arm), _seeds_cell(arm), *(_metric_cell(data, arm, m) for m in metrics)) for arm in data.arms]
+
+    def cell(arm: Arm, metric: str) -> Cell:
+        style, values = metric_style(data, metric), data.values(arm.name, metric)
+        text = style.plain(float(values.mean())) if values.size else MISSING
+        if arm.reference is None or not values.size:
+            return Cell(text)
+        return difference_cell(style, data.pair(arm.name, arm.reference, metric), text)
+
+    rows = []
+    for arm in data.arms:
+        other = ", ".join(f"{number} {status}" for status, number in arm.statuses.items() if status != "completed")
+        vs = f"vs {arm.reference}" if arm.reference else "reference" if data.compared else ""
+        seeds = Cell(f"{arm.completed} of {arm.planned}", other)
+        rows.append((Cell(arm.name, vs, strong=True), seeds, *(cell(arm, metric) for metric in metrics)))
     foot = (
         "Means over completed runs of the last fifth of the planned steps (token efficiency: the whole run), pooled "
-        "over completions within a run. Below: the paired difference to the reference mode with its 95 % t interval; "
-        "bold where the exact sign-flip test rejects equality at 0.05. Seeds: completed of planned."
+        "over completions within a run."
     )
-    return Table("Late means of each mode", tuple(columns), tuple(rows), foot)
+    if data.compared:
+        foot += (
+            " Below: mode minus reference, paired, with its 95 % t interval; bold where the exact sign-flip test "
+            "rejects equality at 0.05. Seeds: completed of planned."
+        )
+    return table("Late means of each mode", ["mode", Column("seeds"), *_metric_columns(metrics)], rows, foot)
 
 
-def _metric_column(metric: str) -> Column:
-    unit = METRICS[metric].unit
-    return Column(METRICS[metric].label, {"share": "%", "reward": ""}.get(unit, unit))
-
-
-def definition_table(data: ReportData) -> Table:
+def definition_table(data: ReportData) -> Table | None:
     """Definition of each arm: its surrogate, aggregation with formula, advantage scale and policy."""
-    from lossbench.loss.aggregations import parse_aggregation
 
     def formula(arm: Arm) -> str:
         try:
-            return parse_aggregation(arm.agg_mode).entry.formula if arm.agg_mode else ""
+            return f"w = {parse_aggregation(arm.agg_mode).entry.formula}" if arm.agg_mode else ""
         except ValueError:
             return ""
 
-    titles = ("arm", "loss_type", "agg_mode", "scale_rewards", "policy")
-    rows = tuple(
-        (Cell(arm.name, strong=True), Cell(arm.loss_type or MISSING),
-         Cell(arm.agg_mode or MISSING, f"w = {formula(arm)}" if formula(arm) else ""),
-         Cell(arm.scale_rewards or MISSING), Cell(arm.policy or MISSING))
+    rows = [
+        (Cell(arm.name, strong=True), arm.loss_type or MISSING, Cell(arm.agg_mode or MISSING, formula(arm)),
+         arm.scale_rewards or MISSING, arm.policy or MISSING)
         for arm in data.arms
-    )  # fmt: skip
+    ]  # fmt: skip
     foot = (
         "w: weight of each token loss of completion i, over a window of N completions with T tokens in all; L_i its "
         "length, H the constant, P prompts, T_g tokens of its prompt's group, T_m of its micro-batch, M micro-batches."
     )
-    return Table("Modes", tuple(Column(title, numeric=False) for title in titles), rows, foot)
+    return table("Modes", ["mode", "loss_type", "agg_mode", "scale_rewards", "policy"], rows, foot)
 
 
-def _arm_cell(arm: Arm) -> Cell:
-    return Cell(arm.name, f"vs {arm.reference}" if arm.reference else "reference", strong=True)
+def verdict_table(data: ReportData) -> Table | None:
+    """Claim, its effect as mode minus reference with interval, verdict, pairs and the p that decides."""
+    rows = []
+    for verdict in (oriented(data, verdict) for verdict in data.verdicts):
+        claim, pair = verdict.claim, sides(data, verdict.claim)
+        effect = _effect(verdict.effect, verdict.unit)
+        of = f"{pair[0]} {'/' if verdict.unit == 'ratio' else '−'} {pair[1]}" if pair and effect != MISSING else ""
+        # A reason that only says the p again stands in its own column.
+        reason = "" if verdict.reason.startswith("p ") else verdict.reason
+        why = "; ".join(filter(None, [reason, verdict.remedy and f"what would settle it: {verdict.remedy}"]))
+        holm = math.isfinite(verdict.p_holm)
+        rows.append((
+            Cell(f"{claim.id}: {claim.sentence}"), Cell(effect, of),
+            Cell(verdict.status, why, strong=True, mark=verdict.status.replace(" ", "-")),
+            str(verdict.n) if verdict.n else MISSING,
+            Cell(bare_p(verdict.p_holm if holm else verdict.p), "after Holm" if holm else claim.rank),
+        ))  # fmt: skip
+    columns = ["claim", "effect", "verdict", Column("n"), Column("p")]
+    return table("Claims stated before the runs", columns, rows, family_note(data.verdicts))
 
 
-def _seeds_cell(arm: Arm) -> Cell:
-    other = ", ".join(f"{number} {status}" for status, number in arm.statuses.items() if status != "completed")
-    return Cell(f"{arm.completed} of {arm.planned}", other)
+def claims_in_detail(data: ReportData) -> Details | None:
+    """Each claim's source and its figure, notes, the ratio of the two modes, and the effect per policy."""
+    rows = []
+    for verdict in (oriented(data, verdict) for verdict in data.verdicts):
+        claim, ratio = verdict.claim, verdict.ratio
+        parts = [] if verdict.unit == "ratio" or not math.isfinite(ratio.estimate) else [
+            f"ratio {_effect(ratio, 'ratio')}"
+        ]  # fmt: skip
+        parts += [
+            f"policy {part.policy_seed}: {_effect(part.effect, verdict.policy_unit)}" for part in verdict.per_policy
+            if len(verdict.per_policy) > 1
+        ]  # fmt: skip
+        notes = [claim.note, *verdict.notes, *(f"left out: {text}" for text in verdict.left_out)]
+        rows.append((f"{claim.id} ({claim.rank})", Cell(claim.source_figure, claim.source),
+                     Cell("", "\n".join(parts)), Cell("", "\n".join(filter(None, notes)))))  # fmt: skip
+    found = table("Claims in detail", ["claim", "source's figure", "here", "notes"], rows)
+    return Details("Sources, effects per policy, and notes", (found,)) if found else None
 
 
-def _metric_cell(data: ReportData, arm: Arm, metric: str) -> Cell:
-    style, values = metric_style(data, metric), data.values(arm.name, metric)
-    if not values.size:
-        return Cell(MISSING)
-    text = style.plain(float(values.mean()))
-    if arm.reference is None:
-        return Cell(text)
-    result = data.pair(arm.name, arm.reference, metric)
-    return Cell(text, difference_note(style, result), strong=distinguishable(result))
+_METRIC_UNITS = {metric.unit for metric in METRICS.values()}
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """Claim, the paper's figure, ours with interval, verdict, and the effect per policy."""
-    titles = ("claim", "source's figure", "here", "verdict")
-    columns = (*(Column(title, numeric=False) for title in titles), Column("n"), Column("p"))
-    rows = tuple(_verdict_row(verdict) for verdict in verdicts)
-    return Table("Claims stated before the runs", columns, rows, family_note(verdicts))
-
-
-def _verdict_row(verdict: Verdict) -> tuple[Cell, ...]:
-    claim = verdict.claim
-    reasons = [verdict.reason, verdict.remedy and f"what would settle it: {verdict.remedy}", *verdict.notes]
-    reasons += [f"left out: {text}" for text in verdict.left_out]
-    why = "; ".join(text for text in reasons if text)
-    effect = _effect(verdict.effect, verdict.unit)
-    ratio = _ratio(verdict.ratio) if verdict.unit != "ratio" else ""
-    if claim.kind == "ratio-equivalent" and effect != MISSING:
-        effect += " (90 %)"
-    policies = [
-        f"policy {part.policy_seed}: {_effect(part.effect, verdict.policy_unit, named=verdict.unit == 'ratio')}"
-        for part in verdict.per_policy
-        if len(verdict.per_policy) > 1
-    ]
-    p = p_value(verdict.p_holm if math.isfinite(verdict.p_holm) else verdict.p).removeprefix("p = ").removeprefix("p ")
-    return (
-        Cell(f"{claim.id} ({claim.rank}): {claim.sentence}", claim.note),
-        Cell(claim.source_figure, claim.source),
-        Cell(effect, "\n".join([ratio, *policies] if ratio else policies)),
-        Cell(verdict.status, why, strong=True, mark=verdict.status.replace(" ", "-")),
-        Cell(str(verdict.n) if verdict.n else MISSING),
-        Cell(p, "after Holm" if math.isfinite(verdict.p_holm) else ""),
-    )
-
-
-def _effect(interval: Interval, unit: str, named: bool = True) -> str:
-    """Estimate with interval, and the unit where it is to be `named`."""
+def _effect(interval: Interval, unit: str) -> str:
+    """Estimate with interval and unit; an interval of another level says so."""
     if not math.isfinite(interval.estimate):
         return MISSING
+    level = "" if interval.confidence == 0.95 else f" ({100 * interval.confidence:.0f} %)"
     if unit == "ratio":
-        style = number_style("ratio")
-        return f"{style.plain(interval.estimate)}× {style.interval(interval.low, interval.high, sign='')}"
-    style = number_style(unit if unit in METRIC_UNITS else "", max(abs(interval.estimate), 1e-12))
-    name = style.unit_name if unit in METRIC_UNITS else unit
-    text = f"{style.signed(interval.estimate)} {style.interval(interval.low, interval.high)}"
-    return f"{text} {name}" if name and named else text
+        bounds = number_style("ratio").interval(interval.low, interval.high, sign="")
+        return f"{times(interval.estimate)} {bounds}{level}"
+    style = number_style(unit if unit in _METRIC_UNITS else "", max(abs(interval.estimate), 1e-12))
+    name = style.unit_name if unit in _METRIC_UNITS else unit
+    text = f"{style.signed(interval.estimate)} {style.interval(interval.low, interval.high)}{level}"
+    return f"{text} {name}" if name else text
 
 
-METRIC_UNITS = {metric.unit for metric in METRICS.values()}
-
-
-def _ratio(ratio: Interval) -> str:
-    if not math.isfinite(ratio.estimate):
-        return ""
-    return f"ratio {times(ratio.estimate)} {number_style('ratio').interval(ratio.low, ratio.high, sign='')}"
-
-
-def matched_table(data: ReportData, basis: str) -> Table | None:
-    """Each arm against its reference at equal step, tokens or reward; None where no arm has such a point."""
-    metrics = MATCHED_METRICS[basis]
-    rows = []
-    for arm, reference, found in data.matched_of:
-        if found.basis != basis:
-            continue
-        at = number_style(found.unit, found.at).with_unit(found.at) if found.at > 0 else MISSING
-        if basis == "step" and found.at > 0:
-            at = f"steps {math.floor(WINDOW_FROM * found.at) + 1} to {found.at:.0f}"
-        results = {item.metric: item.result for item in found.comparisons}
-        cells = [_matched_cell(metric, results.get(metric)) for metric in metrics]
-        name = Cell(arm.name, f"vs {reference}" + (f": {found.reason}" if found.reason else ""))
-        rows.append((name, Cell(at), *cells))
-    if not rows:
-        return None
-    columns = [Column("arm", numeric=False), Column("at")]
-    shown = [_metric_column(metric) for metric in metrics]
-    columns += [Column(column.title.removeprefix("late "), column.unit) for column in shown]
-    return Table(f"At {_BASIS_WORDS[basis]}", tuple(columns), tuple(rows))
+def matched_tables(data: ReportData) -> Iterator[Table | None]:
+    """Each arm against its reference at equal step, tokens or reward."""
+    for basis in dict.fromkeys(found.basis for _, _, found in data.matched):
+        metrics = _MATCHED_AT_REWARD if basis == "reward" else _MATCHED
+        rows = []
+        for arm, reference, found in data.matched:
+            if found.basis != basis:
+                continue
+            at = number_style(found.unit, found.at).with_unit(found.at) if found.at > 0 else MISSING
+            if basis == "step" and found.at > 0:
+                at = f"steps {math.floor(WINDOW_FROM * found.at) + 1} to {found.at:.0f}"
+            results = {item.metric: item.result for item in found.comparisons}
+            name = Cell(arm.name, f"vs {reference}" + (f": {found.reason}" if found.reason else ""))
+            rows.append((name, at, *(_matched_cell(metric, results.get(metric)) for metric in metrics)))
+        columns = [Column(c.title.removeprefix("late "), c.unit) for c in _metric_columns(metrics)]
+        yield table(f"At equal {basis}", ["mode", Column("at"), *columns], rows)
 
 
 def _matched_cell(metric: str, result: PairedResult | None) -> Cell:
     if result is None or result.n == 0:
         return Cell(MISSING)
     style = number_style(METRICS[metric].unit, max(abs(result.mean_a), abs(result.mean_b)))
-    means = f"{style.plain(result.mean_a)} vs {style.plain(result.mean_b)}"
-    return Cell(means, difference_note(style, result), strong=distinguishable(result))
+    return difference_cell(style, result, f"{style.plain(result.mean_a)} vs {style.plain(result.mean_b)}")
 
 
 def pairwise_table(data: ReportData, metric: str) -> Table | None:
-    """Row arm minus column arm for every pair; None with fewer than three arms, which one comparison tells."""
+    """Row minus column for every pair, later arms as rows; None with fewer than three arms: one comparison tells."""
     arms = [arm for arm in data.arms if data.values(arm.name, metric).size]
     if len(arms) < 3:
         return None
-    style = metric_style(data, metric)
-    columns = [Column("row minus column", numeric=False), *(Column(arm.name) for arm in arms)]
-    rows = []
-    for row in arms:
-        cells = [Cell(row.name, style.with_unit(float(data.values(row.name, metric).mean())), strong=True)]
-        for other in arms:
-            if other is row or other.policy != row.policy:  # pairs start from one policy
-                cells.append(Cell("·" if other is row else MISSING))
-            else:
-                cells.append(_pair_cell(style, data.pair(row.name, other.name, metric)))
-        rows.append(tuple(cells))
+    style, rows = metric_style(data, metric), []
+    for place, row in enumerate(arms):
+        # Pairs start from one policy.
+        pairs = [
+            difference_cell(style, data.pair(row.name, other.name, metric)) if other.policy == row.policy else MISSING
+            for other in arms[:place]
+        ]
+        mean = style.with_unit(float(data.values(row.name, metric).mean()))
+        rows.append((Cell(row.name, mean, strong=True), *pairs, "·", *[""] * (len(arms) - place - 1)))
     unit = "percentage points" if style.share else METRICS[metric].unit
-    return Table(f"Every pair: {METRICS[metric].label} ({unit})", tuple(columns), tuple(rows), _PAIR_FOOT)
-
-
-_PAIR_FOOT = (
-    "Bold: the exact sign-flip test rejects equality at 0.05 (two-sided, not adjusted for the number of pairs)."
-)
-
-
-def _pair_cell(style: NumberStyle, result: PairedResult) -> Cell:
-    if result.n == 0:
-        return Cell(MISSING)
-    interval = style.interval(result.ci_low, result.ci_high)
-    return Cell(style.signed(result.difference), interval if interval != MISSING else "", distinguishable(result))
+    columns = ["row minus column", *(Column(arm.name) for arm in arms)]
+    foot = "Bold: the exact sign-flip test rejects equality at 0.05 (two-sided, not adjusted for the number of pairs)."
+    return table(f"Every pair: {METRICS[metric].label} ({unit})", columns, rows, foot)
 
 
 def missing_table(data: ReportData) -> Table | None:
     """The planned runs that are not completed."""
-    if not data.missing:
-        return None
-    columns = tuple(Column(title, numeric=False) for title in ("run", "arm", "seed", "status", "why", "log"))
-    rows = tuple(
-        (
-            Cell(str(run["run_id"])), Cell(str(run["arm"])), Cell(_seed(run)), Cell(str(run["status"]), strong=True),
-            Cell(run["reason"] if isinstance(run["reason"], str) else MISSING),
-            Cell(MISSING if run["status"] == "pending" else f"runs/{run['run_id']}/log.txt"),
-        )
+
+    def seed(value: float | None) -> str:
+        return MISSING if value is None or math.isnan(value) else str(int(value))
+
+    rows = [
+        (str(run["run_id"]), str(run["arm"]), seed(run["seed"]), Cell(str(run["status"]), strong=True),
+         run["reason"] if isinstance(run["reason"], str) else MISSING,
+         MISSING if run["status"] == "pending" else f"runs/{run['run_id']}/log.txt")
         for run in data.missing
-    )  # fmt: skip
-    return Table(f"Runs that are missing: {len(rows)} of {len(data.summary.runs)}", columns, rows)
-
-
-def _seed(run: dict) -> str:
-    return MISSING if run["seed"] is None or run["seed"] != run["seed"] else str(int(run["seed"]))
+    ]  # fmt: skip
+    caption = f"Runs that are missing: {len(rows)} of {len(data.summary.runs)}"
+    return table(caption, ["run", "mode", "seed", "status", "why", "log"], rows)

@@ -16,7 +16,7 @@ from lossbench.store.write import write_json
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
 
-_BUILT_IN_PARAMETERS, _BUILT_IN_VOCABULARY = 134_000, 20
+BUILT_IN_PARAMETERS, _BUILT_IN_VOCABULARY = 134_000, 20
 _FLOPS_PER_S = {"cpu": 2e10, "cuda": 1e14}  # of one core, of one GPU: what training reaches, within a factor of three
 _DECODE_STEP_S = 2e-3  # of one token of a batch, whatever the model
 _TRAINED_BYTES, _FROZEN_BYTES = 16, 4  # per parameter: float32 weights, gradients and two moments; weights alone
@@ -87,7 +87,7 @@ def _memory_bytes(spec: RunSpec, parameters: float, vocabulary: int) -> float:
 def _size(policy: str) -> tuple[float, int] | None:
     """Parameters and vocabulary of a policy, from its files; None where they would have to be fetched or converted."""
     if is_built_in(policy):
-        return _BUILT_IN_PARAMETERS, _BUILT_IN_VOCABULARY
+        return BUILT_IN_PARAMETERS, _BUILT_IN_VOCABULARY
     if first_use(policy):
         return None
     config = load_config(policy)

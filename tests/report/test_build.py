@@ -1,6 +1,8 @@
 """Reports from made sweeps: the files, the numbers in them, what is missing, what is untrusted."""
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
@@ -19,6 +21,7 @@ from lossbench.report.html import render_html
 from lossbench.report.markdown import render_markdown
 from lossbench.report.sections import make_document
 from lossbench.report.summary import summary_csv
+from lossbench.report.tables import verdict_table
 from lossbench.report.write import Report, make_report
 from lossbench.store.read import load
 from lossbench.store.write import write_json, write_table
@@ -53,37 +56,44 @@ def test_all_files_are_there(made: Report) -> None:
     for name in ("index.html", "report.md", "summary.csv", "summary.json"):
         assert (made.folder / name).stat().st_size > 500, name
     drawn = {path.stem for path in (made.folder / "figures").glob("*.png")}
-    assert drawn == set(FIGURES) - {"drift", "dose_response", "trained_drift"}  # there is no probe
+    assert drawn == set(FIGURES) - {"drift", "dose_response", "response", "trained_drift"}  # there is no probe
     for name in drawn:
         assert (made.folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (made.folder / "figures" / f"{name}.svg").read_text()[:2000]
 
 
-def test_the_page_is_one_file_without_script(made: Report) -> None:
+def test_the_page_is_one_file_with_one_script_of_its_own(made: Report) -> None:
     page = (made.folder / "index.html").read_text()
-    assert len(page) < 5_000_000
-    assert "<script" not in page
-    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page)
-    assert page.count("<img ") == len(list((made.folder / "figures").glob("*.png")))
-    assert page.count("<img ") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', page))
+    assert len(page) < 2_000_000
+    script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert len(script) == page.count("<script") == 1
+    digest = base64.b64encode(hashlib.sha256(script[0].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+    assert not re.search(r"""(?:src|href)=["'](?!#|report\.md|summary\.)""", page)
+    figures = len(list((made.folder / "figures").glob("*.svg")))
+    assert page.count('<figure class="plot"') == figures == len(re.findall(r'role="img" aria-label="[^"]{30,}"', page))
+    assert "#ffffff" not in page.split("</style>")[1], "a ground that stays white in the dark"
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_first_figure_says_what_was_found_and_shows_two_modes(made: Report) -> None:
+    page = (made.folder / "index.html").read_text()
+    assert page.index("<h1>") < page.index('id="figure-lengths"') < page.index("<nav")
+    hero = (made.folder / "figures" / "lengths.svg").read_text()
+    labels = re.findall(r">((?:dr_)?grpo (?:in)?correct)<", hero)
+    assert sorted(labels) == ["dr_grpo correct", "dr_grpo incorrect", "grpo correct", "grpo incorrect"]
+    assert "dr_grpo&#x27;s incorrect completions end" in hero or "dr_grpo's incorrect completions end" in hero
+    assert "cap 128" in hero or "cap 128 lies above" in hero
 
 
 def test_every_section_is_linked_and_titled(made: Report) -> None:
     page = (made.folder / "index.html").read_text()
     ids = re.findall(r'<section id="([a-z]+)"', page)
     assert ids == re.findall(r'<li><a href="#([a-z]+)"', page)
-    assert ids == [
-        "verdicts",
-        "arms",
-        "training",
-        "lengths",
-        "matched",
-        "pairs",
-        "mechanism",
-        "warnings",
-        "samples",
-        "reproduce",
-    ]
+    shown, folded = ["verdicts", "why", "modes", "warnings"], ["training", "matched", "pairs", "lengths", "weights"]
+    assert ids == [*shown, *folded, "guards", "samples", "reproduce"]
+    assert re.findall(r'<section id="([a-z]+)"[^>]*>\s*<details', page) == [*folded, "guards", "samples"]
 
 
 def test_markdown_links_the_figures_that_are_there(made: Report) -> None:
@@ -106,7 +116,7 @@ def test_summary_holds_finding_verdicts_and_no_nan(made: Report) -> None:
 
     summary = json.loads((made.folder / "summary.json").read_text(), parse_constant=refuse)
     assert summary["complete"] is True
-    assert summary["finding"].startswith("grpo's incorrect completions end ")
+    assert summary["finding"].startswith("dr_grpo's completions end shorter than grpo's: ")
     assert {verdict["claim"]: verdict["status"] for verdict in summary["verdicts"]}["C9"] == "not tested"
     assert [arm["completed"] for arm in summary["arms"]] == [7, 7, 7]
     pushed = {(row["arm"], row["mode"]): row for row in summary["pushes"]}
@@ -128,37 +138,58 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     assert float(row["ratio"]) == pytest.approx(0.5)
     assert rows["grpo", "late_length_incorrect"]["difference"] == ""
     assert find(data).sentence == (
-        "In 2 pairs of runs grpo's incorrect completions end 2.00× as long as dr_grpo's: 42.0 vs 21.0 tokens "
-        "(difference +21.0, 95 % interval +8.3 to +33.7, n = 2 paired seeds, p = 0.5): too few to tell from chance, as "
-        "the smallest attainable p is 0.5."
+        "Can't tell whether dr_grpo's incorrect completions end shorter than grpo's: 20.0 vs 40.0 tokens and 22.0 vs "
+        "44.0 tokens in 2 pairs of runs on this one policy; 6 are the fewest that can."
     )
 
 
-def test_a_finding_has_size_interval_and_n(tmp_path: Path) -> None:
-    folder = constant_sweep(tmp_path, {"grpo": [40, 41, 42, 43, 44, 45], "dr_grpo": [20, 21, 22, 23, 24, 25]})
-    assert sentence(folder).startswith(
-        "grpo's incorrect completions end 1.89× as long as dr_grpo's: 42.5 vs 22.5 tokens"
+def test_a_finding_has_size_interval_p_and_n(tmp_path: Path) -> None:
+    folder = constant_sweep(tmp_path, {"grpo": [40, 41, 42, 43, 44, 46], "dr_grpo": [20, 21, 22, 23, 24, 25]})
+    assert sentence(folder) == (
+        "dr_grpo's incorrect completions end shorter than grpo's: 22.5 vs 42.7 tokens (−20.2 [−20.6, −19.7], "
+        "p = 0.031, 6 pairs of runs on 2 policies)."
     )
-    assert "difference +20.0, 95 % interval +20.0 to +20.0, n = 6 paired seeds from 2 policies, p = 0.031" in sentence(
-        folder
-    )
+
+
+def test_the_first_claim_is_answered_in_the_direction_of_the_tables(tmp_path: Path) -> None:
+    folder = constant_sweep(tmp_path, {"grpo": [40, 41, 42, 43, 44, 46], "dr_grpo": [20, 21, 22, 23, 24, 25]})
+    spec = json.loads((folder / "sweep.json").read_text()) | {"claims": ["C2", "C3"]}
+    write_json(folder / "sweep.json", spec)
+    data = gather(load(folder))
+    finding = find(data)
+    # One p: that of the verdict, after Holm over the one primary claim.
+    assert "(−20.2 [−20.6, −19.7], p = 0.016, 6 pairs" in finding.sentence
+    assert finding.sentence.endswith("Claim C2: supported.")
+    cells = verdict_table(data)
+    assert cells is not None and cells.rows[0][1].text.startswith("−20.2 [−20.6, −19.7]")
+    assert (cells.rows[0][1].note, cells.rows[0][4].text) == ("dr_grpo − grpo", "0.016")
 
 
 def test_what_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
     mixed = constant_sweep(tmp_path / "a", {"grpo": [20, 21, 22, 23, 24, 25], "dr_grpo": [21, 20, 23, 22, 25, 24]})
-    assert "dr_grpo and grpo are not distinguishable in length of incorrect completions" in sentence(mixed)
+    assert sentence(mixed).startswith("Can't tell whether dr_grpo's incorrect completions end shorter than grpo's")
     same = constant_sweep(tmp_path / "b", {"grpo": [20, 21], "dr_grpo": [20, 21]})
-    assert "no difference" in sentence(same)
-    assert "identical in all 2 pairs" in sentence(same)
+    assert "identical in 2 pairs" in sentence(same)
+    few = constant_sweep(tmp_path / "c", {"grpo": [40, 41, 42, 43], "dr_grpo": [20, 21, 22, 24]})
+    assert sentence(few).startswith("Can't tell") and "6 are the fewest that can" in sentence(few)
 
 
-def test_what_cannot_be_tested_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_says_why(tmp_path: Path) -> None:
     single = constant_sweep(tmp_path / "a", {"grpo": [40], "dr_grpo": [20]})
-    assert "cannot be tested because there is only one pair of runs" in sentence(single)
-    alone = constant_sweep(tmp_path / "b", {"grpo": [40, 41]})
-    assert sentence(alone) == "Nothing can be compared: grpo is the only mode of this sweep."
+    assert "20.0 vs 40.0 tokens in 1 pair of runs" in sentence(single)
     running = constant_sweep(tmp_path / "c", {"grpo": [40], "dr_grpo": [20]}, status="running")
     assert "no run of dr_grpo and grpo is completed" in sentence(running)
+
+
+def test_a_single_mode_gets_its_diagnosis_and_no_empty_section(tmp_path: Path) -> None:
+    folder = make_sweep(tmp_path, Plan(("grpo",), 1, 20))
+    (folder / "runs" / "grpo-s0" / "steps.parquet").unlink()  # its step rows lack what a real run's have
+    report = make_report(folder)
+    assert sentence(folder).startswith("Wrong answers ") and sentence(folder).endswith("(grpo, 1 run)")
+    text = (report.folder / "report.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[0] == "The run" and "Verdicts" not in titles and "Every pair of modes" not in titles
+    assert "minus reference" not in text and "baseline: " not in text
 
 
 def test_without_incorrect_completions_the_mean_length_speaks(tmp_path: Path) -> None:
@@ -181,7 +212,7 @@ def test_completions_are_shown_as_text(tmp_path: Path) -> None:
     write_table(folder / "runs" / run_id / "rollouts.parquet", "rollouts", rows)
     document = documented(gather(load(folder)), tmp_path)
     page, text = render_html(document), render_markdown(document)
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert r"&lt;/pre&gt;&lt;/details&gt;\u001b[2J" in page
     fences = re.findall(r"^(`{3,})text$", text, re.MULTILINE)
@@ -213,13 +244,13 @@ def test_samples_are_shortest_median_longest_of_each_kind(sweep: Path) -> None:
         for section in document.sections
         if section.id == "samples"
         for block in section.blocks
-        if block.kind == "samples"
+        if block.kind == "details"
     ]
-    assert [block.title for block in samples] == ["grpo, seed 0", "dr_grpo, seed 0", "dapo, seed 0"]
+    assert [block.title.split(":")[0] for block in samples] == ["grpo, seed 0", "dr_grpo, seed 0", "dapo, seed 0"]
     rows = load(sweep).rollouts.query("run_id == 'grpo-s0' and step > 16 and correct == False")
     lengths = np.sort(rows["length_tokens"])
     wanted = (lengths[0], lengths[len(lengths) // 2], lengths[-1])
-    late = [item for item in samples[0].items if item.label.startswith("late, incorrect")]
+    late = [item for item in samples[0].blocks if item.label.startswith("late, incorrect")]
     assert [item.label.rsplit(" ", 1)[1] for item in late] == ["shortest", "median", "longest"]
     assert [int(item.facts.split()[0]) for item in late] == list(wanted)
     assert all(item.prompt == "3+4=" and item.completion.startswith("70") for item in late)
