@@ -279,7 +279,8 @@ def _database(thread: int) -> "duckdb.DuckDBPyConnection":
     """A thread's database in memory, which works on one thread."""
     import duckdb
 
-    return duckdb.connect(config={"threads": 1})
+    database = duckdb.connect(config={"threads": 1})
+    return database.execute("SET enable_progress_bar_print = false")  # stdout is for results
 
 
 _SQL_TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN"}
