@@ -4,8 +4,7 @@ import importlib.util
 
 from lossbench.errors import UsageError
 
-TRAIN = ("trl", "transformers", "accelerate", "datasets")
-"""Packages of the extra `train`."""
+TRAIN = ("trl", "transformers", "accelerate", "datasets")  # packages of the extra `train`
 
 
 def require(what: str, extra: str, *packages: str) -> None:

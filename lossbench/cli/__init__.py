@@ -49,10 +49,7 @@ def _global(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line on stderr and exit code 2.
-
-    So is what the system refuses: a path that cannot be written, a full disk.
-    """
+    """Run the command line; a user's mistake, or a full disk, is one line on stderr and exit code 2."""
     print_anywhere()
     try:
         sys.exit(app(standalone_mode=False))

@@ -13,7 +13,7 @@ from typing import Any
 from lossbench.text import clean, spreadsheet_cell
 
 _UNBOUNDED = 1_000_000  # columns of a pipe
-_GAP = 3  # between two columns
+_GAP, _SENTENCE = 3, 24  # characters between two columns, and on a line of one that wraps
 
 
 def talk(message: str) -> None:
@@ -73,7 +73,7 @@ def _as_markdown(names: list[str], rows: list[list[Any]]) -> str:
 
 
 def _as_table(names: list[str], rows: list[list[Any]]) -> str:
-    """Wrapped to a terminal's width; in a pipe one line per row, since folding would break what reads it."""
+    """The columns that a terminal has room for; in a pipe all, one line per row, since folding would break a reader."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -81,15 +81,30 @@ def _as_table(names: list[str], rows: list[list[Any]]) -> str:
 
     width = Console().width if sys.stdout.isatty() else _UNBOUNDED
     cells = [[_cell(v) if sys.stdout.isatty() else _cell(v).replace("\n", " ⏎ ") for v in row] for row in rows]
+    chosen = _that_fit(width, list(zip(names, *cells, strict=True)))
+    if left_out := [name for index, name in enumerate(names) if index not in chosen]:
+        talk(f"too narrow for {', '.join(left_out)}: widen the window, or give --format csv")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for index, name in enumerate(names):
+    for index in chosen:
         numeric = bool(rows) and all(row[index] is None or isinstance(row[index], int | float) for row in rows)
-        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(names[index]), justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(row[index]) for index in chosen))
     text = io.StringIO()
     Console(file=text, width=width).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _that_fit(width: int, columns: Sequence[Sequence[str]]) -> list[int]:
+    """The columns, first ones first, with room for their words and a bearable width for their sentences."""
+    chosen, used = [], -_GAP
+    for index, column in enumerate(columns):
+        word = max((len(word) for cell in column for word in cell.split()), default=0)
+        wide = _GAP + max(word, min(_SENTENCE, max(map(len, column))))
+        if not chosen or used + wide <= width:
+            chosen.append(index)
+            used += wide
+    return chosen
 
 
 def _finite(value: Any) -> Any:

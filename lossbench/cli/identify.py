@@ -15,13 +15,7 @@ _COLUMNS = ["agg_mode", "factor", "horizon", "nearest", "difference", "sentence"
 
 def identify(
     target: Annotated[o.Text, Argument(help="A loss function, as file.py:name.")] = None,
-    call: Annotated[
-        o.Text,
-        o.option(
-            "How to call it, as an expression of `loss` and its arguments: "
-            "'loss(logp, old_logp, advantages[:, None], mask)'."
-        ),
-    ] = None,
+    call: Annotated[o.Text, o.option("How to call it: 'loss(logp, old_logp, advantages[:, None], mask)'.")] = None,
     trl: Annotated[o.File, o.option("Settings instead: a GRPOConfig as JSON or YAML.")] = None,
     verl: Annotated[o.File, o.option("Settings instead: verl's .hydra/config.yaml.")] = None,
     swift: Annotated[o.File, o.option("Settings instead: ms-swift's args.json.")] = None,

@@ -26,11 +26,7 @@ def ingest(
         o.Text, o.option("Folder or hub id of the tokenizer that counts lengths; without it: characters.")
     ] = None,
     mode: Annotated[
-        o.Texts,
-        o.option(
-            "Loss mode that trained the run. NAME=MODE (or MODE-s<seed>) for a run, or mode, that the log calls "
-            "NAME; NAME= leaves it out. Repeatable."
-        ),
+        o.Texts, o.option("Loss mode; NAME=MODE (or MODE-s<seed>) for what the log calls NAME; NAME= leaves it out.")
     ] = None,
     run: Annotated[o.Texts, o.option("Name of a run to read; repeatable. Default: all.")] = None,
     seed: Annotated[o.Count, o.option("Seed of the run.")] = None,

@@ -137,9 +137,7 @@ def files_that(fit: Callable[[Path], bool], in_folders: bool = True) -> Callable
     return files
 
 
-def one_run(
-    fill: Callable[[Path, IngestedRun, Request], None],
-) -> Callable[[Path, Request], Iterable[IngestedRun]]:
+def one_run(fill: Callable[[Path, IngestedRun, Request], None]) -> Callable[[Path, Request], Iterable[IngestedRun]]:
     """`Format.read` of a format whose sources hold one run each, which `fill` reads."""
 
     def read(path: Path, request: Request) -> Iterable[IngestedRun]:

@@ -6,6 +6,7 @@ number belongs, or with no step, is left out. What memory cannot hold waits in f
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,7 @@ class Staging:
 
         spilled = str(scratch / "spilled")
         self.con = duckdb.connect(config={"memory_limit": MEMORY_LIMIT, "temp_directory": spilled, "threads": "2"})
-        self.con.execute(_MACROS + _STAGED)
+        self.con.execute(f"SET enable_progress_bar_print = false; {_MACROS} {_STAGED}")  # stdout is for results
         self._next = 0  # number of the next row
         self._pending: list[pa.Table] = []  # added, and not yet staged
         self._pending_bytes = 0
@@ -246,12 +247,13 @@ class Numbered:
         """Whether every row is there twice, as in a file that was appended to itself."""
         return bool(self._staging.rows(_TWICE)[0][0])
 
-    def tables(self) -> Iterator[pa.Table]:
-        """The rows, in order, in the columns of `rollouts`, some thousand at a time."""
+    def tables(self, constant: Mapping[str, Any]) -> Iterator[pa.Table]:
+        """The rows, in order, in the columns of `rollouts`, some thousand at a time, and columns of one value."""
+        same = ", ".join(f'${name} AS "{name}"' for name in constant)
         chars = f"CAST({'NULL' if self.in_tokens else 'chars'} AS BIGINT) AS length_chars"
         for first in range(0, self.facts["rows"], ROWS_AT_ONCE):
-            sql = _ROWS.replace("LENGTHS", f"{self._length}, {chars}")
-            yield self._table(sql, first=first, end=first + ROWS_AT_ONCE)
+            sql = _ROWS.replace("LENGTHS", f"{self._length}, {chars}, {same}")
+            yield self._table(sql, first=first, end=first + ROWS_AT_ONCE, **constant)
 
 
 def _insert_sql(reading: Reading) -> str:
@@ -290,12 +292,10 @@ def _quoted(text: str) -> str:
 
 
 def _texts(values: Sequence[Any]) -> pa.Array:
-    try:
+    with suppress(pa.ArrowException, UnicodeEncodeError, OverflowError):  # of several types, or of what no column holds
         array = pa.array(values, from_pandas=True)  # NaN is null
         if not pa.types.is_nested(array.type):
             return array.cast(pa.string())
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError):  # of several types, or of what no column holds
-        pass
     return pa.array(list(map(_text, values)), pa.string())
 
 

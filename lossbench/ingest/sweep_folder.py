@@ -1,26 +1,27 @@
 """From a log at a path to a sweep's folder: finds the format, reads its runs, writes them whole or not at all."""
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lossbench.errors import UsageError, one_line, unknown
 from lossbench.ingest import FORMATS
-from lossbench.ingest.base import IngestedRun, Request, folded, mode_and_seed
-from lossbench.ingest.discovery import Source, one_format, sources
+from lossbench.ingest.base import Format, IngestedRun, Request, folded, mode_and_seed
 from lossbench.ingest.fields import CHARACTERS, TOKENS, Damage, Reading
-from lossbench.ingest.scratch import move_in, only_left_over, scratch_folder
 from lossbench.ingest.staging import Staging
 from lossbench.ingest.writing import write_run
+from lossbench.locks import LOCK_FILE, exclusive
 from lossbench.loss.modes import Mode, folder_name, parse_mode
 from lossbench.store.read import SWEEP_FILE, is_sweep, read_json
 from lossbench.store.schema import SCHEMA_VERSION
-from lossbench.store.write import write_json
+from lossbench.store.write import refuse_links, write_json
 from lossbench.version import __version__
 
-AUTO, KIND = "auto", "ingested"
+AUTO, KIND, SCRATCH = "auto", "ingested", ".ingest"
 _FLAGS = {"mode": "; --mode sets it", "seed": "; --seed sets it"}
 
 
@@ -44,11 +45,10 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
         raise UsageError(unknown("format", kind, [AUTO, *FORMATS]))
     if not path.exists():
         raise UsageError(f"'{path}': no such file or folder")
-    found = one_format(path, FORMATS) if kind == AUTO else sources(path, {kind: FORMATS[kind]})
-    name = found[0].format.name if found else kind
+    found = _one_format(path, FORMATS) if kind == AUTO else _sources(path, {kind: FORMATS[kind]})
     _existing(out)
-    result = Ingested(out, name, damage=request.damage)
-    with scratch_folder(out) as scratch:
+    result = Ingested(out, found[0].format.name if found else kind, damage=request.damage)
+    with _scratch_folder(out) as scratch:
         spec = _existing(out)  # another call may have added to it until now
         taken = {(axes["mode"], axes["seed"]): (run_id, f"{run_id} in {out}") for run_id, axes in spec["runs"].items()}
         request.staging, request.top = Staging(scratch, reading), path
@@ -67,20 +67,83 @@ def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading)
                 taken[(run.mode, run.seed)] = run_id, run.name
                 spec["runs"][run_id], result.runs[run_id] = written
         if not result.runs:
-            raise UsageError(f"'{path}' holds no {name} log{request.damage.first_place()}")
-        for unused in (field for field in request.columns if field not in request.used):
-            raise UsageError(
-                f"'{path}': --map {unused}={request.columns[unused]} names nothing that is read from this {name} log"
-                f"{_FLAGS.get(unused, '')}"
-            )
+            raise UsageError(f"'{path}' holds no {result.format} log{request.damage.first_place()}")
+        for unused in (name for name in request.columns if name not in request.used):
+            nothing = f"names nothing that is read from this {result.format} log{_FLAGS.get(unused, '')}"
+            raise UsageError(f"'{path}': --map {unused}={request.columns[unused]} {nothing}")
         spec["length_unit"] = _one_unit(spec, result.runs)
         spec["sources"] = sorted({*spec["sources"], str(path)})
-        move_in(scratch, out, result.runs)
+        (out / "runs").mkdir(exist_ok=True)
+        for folder in (out / "runs" / run_id for run_id in result.runs):  # in place of that of the same id
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / folder.name).rename(folder)
         write_json(out / SWEEP_FILE, spec)
     return result
 
 
-def _runs(found: list[Source], request: Request) -> Iterator[tuple[IngestedRun, Mode]]:
+class _Source(NamedTuple):
+    """A folder or file, the format that recognises it, and what it was recognised by."""
+
+    format: Format
+    path: Path
+    clue: str
+
+
+def _sources(path: Path, formats: Mapping[str, Format]) -> list[_Source]:
+    """The sources at `path`, by name. A folder that a format recognises is one source, whatever lies below it."""
+    found = _claims(path, formats, any_table=False)
+    if found or path.is_file():
+        return found or _claims(path, formats, any_table=True)
+    # A checkpoint belongs to the run above it, whichever trainer wrote that.
+    inside = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "checkpoint-"))]
+    files = [source for p in inside if p.is_file() for source in _claims(p, formats, any_table=False)]
+    folders = [source for p in inside if p.is_dir() and not p.is_symlink() for source in _sources(p, formats)]
+    return [*(files or _claims(path, formats, any_table=True)), *folders]
+
+
+def _claims(path: Path, formats: Mapping[str, Format], any_table: bool) -> list[_Source]:
+    asked = [format for format in formats.values() if format.any_table is any_table]
+    return [_Source(format, path, clue) for format in asked if (clue := format.found(path))]
+
+
+def _one_format(path: Path, formats: Mapping[str, Format]) -> list[_Source]:
+    """The sources at `path`, which are all of one format. Raises UsageError if it holds none, or another one."""
+    found = _sources(path, formats)
+    clues = {source.format.name: source.clue for source in reversed(found)}
+    if not clues:
+        raise UsageError(f"'{path}' looks like none of {', '.join(formats)}: name the format with --as, or its folder")
+    if len(clues) > 1:
+        both = " and ".join(f"{kind} ({clues[kind]})" for kind in formats if kind in clues)
+        raise UsageError(f"'{path}' holds two formats, {both}: choose one with --as")
+    return found
+
+
+@contextmanager
+def _scratch_folder(out: Path) -> Iterator[Path]:
+    """A folder inside `out` for half-written runs; it goes in any case, and on an error every folder made for it.
+
+    Raises UsageError where another call writes to `out`.
+    """
+    scratch = out / SCRATCH
+    refuse_links(out, "runs", SCRATCH)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    refusal = f"'{out}' is being written to by another call: wait for it, or give another --out"
+    with exclusive(out / LOCK_FILE, refusal):
+        try:
+            shutil.rmtree(scratch, ignore_errors=True)  # of a call that was killed
+            scratch.mkdir()
+            yield scratch
+        except BaseException:
+            shutil.rmtree(out if made else scratch, ignore_errors=True)
+            for folder in made[1:]:
+                with suppress(OSError):  # something else is in it by now
+                    folder.rmdir()
+            raise
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _runs(found: list[_Source], request: Request) -> Iterator[tuple[IngestedRun, Mode]]:
     """The runs that were asked for, and their modes. Raises UsageError on a mode that is none, or a name of no run."""
     seen: list[str] = []
     for source in found:
@@ -100,7 +163,8 @@ def _existing(out: Path) -> dict[str, Any]:
         if spec.get("kind") != KIND:
             raise UsageError(f"'{out}' is a sweep that lossbench ran: choose another --out for ingested runs")
         return spec
-    if out.exists() and not only_left_over(out):
+    left_over = (SCRATCH, LOCK_FILE)  # by an ingest that was killed
+    if out.exists() and not (out.is_dir() and all(file.name in left_over for file in out.iterdir())):
         raise UsageError(f"'{out}' exists and is not a sweep: choose another --out")
     return {
         "kind": KIND,

@@ -5,7 +5,6 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lossbench.errors import UsageError
@@ -98,23 +97,14 @@ def _first_step(run: IngestedRun, request: Request) -> int:
 
 def _write_rows(path: Path, rows: Numbered, split: str, constant: Mapping[str, Any]) -> None:
     if (length := rows.facts["no_length"]) is not None:
-        raise UsageError(
-            f"{constant['run_id']}: length {length:g} is no number of tokens: name another column with --map "
-            "length=COLUMN"
-        )
+        other = "name another column with --map length=COLUMN"
+        raise UsageError(f"{constant['run_id']}: length {length:g} is no number of tokens: {other}")
     schema = schema_for(split)
     repetitive = [name for name in schema.names if name != _UNIQUE]
     options: dict[str, Any] = {"use_dictionary": repetitive, "write_statistics": repetitive}
     with pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, **options) as file:
-        for part in rows.tables():
-            columns = {name: part[name] for name in part.column_names if name in schema.names}
-            columns |= {name: _repeated(value, part.num_rows) for name, value in constant.items()}
-            file.write_table(as_arrow(split, pa.table(columns)))
-
-
-def _repeated(value: Any, rows: int) -> pa.Array:
-    array = pa.repeat(pa.scalar(value), rows)
-    return array.dictionary_encode() if isinstance(value, str) else array
+        for part in rows.tables(constant):
+            file.write_table(as_arrow(split, part.select([name for name in part.column_names if name in schema.names])))
 
 
 def _merged(logs: list[dict[str, Any]], summed: list[dict[str, Any]], prefer_rows: bool) -> list[dict[str, Any]]:
@@ -123,14 +113,11 @@ def _merged(logs: list[dict[str, Any]], summed: list[dict[str, Any]], prefer_row
     `prefer_rows`: the mean length does not, as the user said which column holds the lengths of the rows.
     """
     rows: dict[int, dict[str, Any]] = {row["step"]: row for row in summed}
+    own = {"generation", "length_mean"} if prefer_rows else {"generation"}
     for row in logs:
-        known = {name: value for name, value in row.items() if value is not None}
         before = rows.get(row["step"], {})
-        if prefer_rows and before.get("length_mean") is not None:
-            known.pop("length_mean", None)
-        if before.get("generation"):
-            known.pop("generation", None)
-        rows[row["step"]] = {**before, **known}
+        kept = {name for name in own if before.get(name) is not None}
+        rows[row["step"]] = before | {k: value for k, value in row.items() if value is not None and k not in kept}
     return [rows[step] for step in sorted(rows)]
 
 

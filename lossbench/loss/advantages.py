@@ -174,6 +174,11 @@ class Advantage:
         return "+".join([centre, *(name for name in rest if name != "none")])
 
     @property
+    def plain(self) -> str:
+        """Name of the advantage with the same scale about the group's mean, not whitened."""
+        return Advantage(PARTS["center-mean"], self.scale).name
+
+    @property
     def formula(self) -> str:
         """A_i in words and symbols."""
         scale = self.scale.formula

@@ -104,8 +104,11 @@ def parse_mode(text: str) -> Mode:
 
 
 def baseline_of(advantage: str, loss_type: str = CLIP) -> Mode:
-    """The mode of constant row weights under an advantage and a surrogate."""
-    return make_mode(loss_type, BASELINE, advantage)
+    """The mode of constant row weights under a surrogate, and an advantage of the same scale about the group's mean.
+
+    Other centres and whitening act on length by themselves, so a mode that has them is compared with one that has not.
+    """
+    return make_mode(loss_type, BASELINE, parse_advantage(advantage).plain)
 
 
 def dose_mode(alpha: float, advantage: str = "none") -> Mode:

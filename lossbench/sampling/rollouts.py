@@ -36,17 +36,9 @@ def sample(
     distribution is that of `generate` with the same temperature, top_k and top_p. Weights are read at each call.
     Completions come from the policy without dropout, whatever mode the model is in; no gradient is recorded.
 
-    Args:
-        model: the policy; wrappers for several processes, compilation and LoRA adapters are seen through.
-        prompt_ids_BP: int64 prompts, padded on the left (B, P).
-        prompt_mask_BP: 1 on prompt tokens, 0 on padding (B, P).
-        uniforms_BT: numbers in [0, 1) (B, T), as of `row_uniforms`; T caps the completion in tokens.
-        eos_token_ids: tokens that end a completion.
-        pad_token_id: stands in for a token on padding; never appears in the result unless it is drawn.
-        temperature: divides the logits, > 0.
-        top_p: nucleus mass in (0, 1].
-        top_k: number of most likely tokens kept; 0 keeps all.
-        greedy: take the most likely token instead; `uniforms_BT` then only gives T.
+    Wrappers for several processes, compilation and LoRA adapters are seen through. Prompts are int64, padded on the
+    left; `uniforms_BT` are numbers in [0, 1), as of `row_uniforms`, whose T caps the completion in tokens; temperature
+    is above 0, top_p in (0, 1], and top_k 0 keeps all tokens; `greedy` takes the most likely token instead.
 
     Returns B lists of 1 to T token ids, the ending EOS included. Raises UsageError where a setting or shape is not
     valid, a prompt is empty or padded on the right, or the model cannot be decoded; FloatingPointError where its logits

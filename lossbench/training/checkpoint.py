@@ -1,7 +1,6 @@
 """Checkpoints of a run: which one is whole, whose it is, and when one may be taken.
 
-The Trainer writes a checkpoint file by file, so a killed run can leave half of one. A checkpoint counts once it is
-sealed: a small file that is written last, by rename, and says which run it belongs to.
+A killed run can leave half of one: it counts once it is sealed, by a small file written last that names the run.
 """
 
 import re

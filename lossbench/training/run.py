@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,24 +149,12 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     recorder = Recorder(writer, spec.labels(), keep_text=settings.text, on_step=on_step)
     trainer = _make_trainer(spec, run_dir, policy, task, recorder)
     eos_ids = trainer.eos_token_ids
-    evals = Measured(
-        trainer, settings.eval_every, lambda step: evaluate(spec, policy, task, eos_ids, step),
-        lambda step, rows: recorder.append("evals", step, rows),
-    )  # fmt: skip
-    probes = Measured(
-        trainer, settings.probe_every, lambda step: probe(spec, policy, task, step),
-        lambda step, rows: writer.append("probe", step, rows),
-    )  # fmt: skip
+    evaluated, probed = partial(evaluate, spec, policy, task, eos_ids), partial(probe, spec, policy, task)
+    evals = Measured(trainer, settings.eval_every, evaluated, partial(recorder.append, "evals"))
+    probes = Measured(trainer, settings.probe_every, probed, partial(writer.append, "probe"))
     found = newest_checkpoint(run_dir, spec)
     if is_main_process():
-        checkpoints.drop_unsealed(run_dir)
-        if found is None:
-            writer.clear()
-            shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
-        else:
-            writer.keep_up_to(found[0])
-            if verifier := getattr(task, "verifier", None):
-                verifier.errors = checkpoints.verifier_errors_at(found[1])  # of all processes
+        _go_back_to(found, run_dir, writer, task)
     if found is None:
         evals.at(0)
         probes.at(0)
@@ -185,6 +174,18 @@ def _train(spec: RunSpec, run_dir: Path, on_step: OnStep | None) -> dict[str, An
     for problem in judging_problems(facts):
         print(f"warning: {problem}", file=sys.stderr, flush=True)
     return facts
+
+
+def _go_back_to(found: tuple[int, Path] | None, run_dir: Path, writer: PartWriter, task: Any) -> None:
+    """Make the folder that of a run at the checkpoint; None empties it."""
+    checkpoints.drop_unsealed(run_dir)
+    if found is None:
+        writer.clear()
+        shutil.rmtree(run_dir / TENSORBOARD, ignore_errors=True)
+        return
+    writer.keep_up_to(found[0])
+    if verifier := getattr(task, "verifier", None):
+        verifier.errors = checkpoints.verifier_errors_at(found[1])  # of all processes
 
 
 def _without_verdict_or_reward(run_dir: Path) -> dict[str, int]:

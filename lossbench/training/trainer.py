@@ -118,15 +118,10 @@ class ModeTrainer(GRPOTrainer):
         count = len(inputs)
         first = self.accelerator.process_index * count
         self._generation += 1
-        self._inputs = [
-            {
-                "generation": self._generation,
-                "group": (first + i) // self.num_generations,
-                **row,
-                "sample": (first + i) % self.num_generations,
-            }
-            for i, row in enumerate(inputs)
-        ]
+        self._inputs = []
+        for i, row in enumerate(inputs):
+            place = {"generation": self._generation, "group": (first + i) // self.num_generations, **row}
+            self._inputs.append({**place, "sample": (first + i) % self.num_generations})
         self._outcomes = []
         out = super()._generate_and_score_completions(inputs)
         device = self.accelerator.device

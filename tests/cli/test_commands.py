@@ -75,6 +75,20 @@ def test_tables_are_printed_in_each_format(capsys):
     assert "[red]" in capsys.readouterr().out  # no markup is read into data
 
 
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_a_terminal_gets_the_columns_that_fit_without_breaking_a_word(width, monkeypatch, capsys):
+    row = {f"column_{n}": "a sentence of several words" if n == 2 else 1234.5 for n in range(9)}
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    print_table([row])
+    printed = capsys.readouterr()
+    head = printed.out.splitlines()[0].split()
+    left_out = [name for name in row if name not in head]
+    assert len(head) == {30: 3, 80: 6, 200: 9}[width]
+    assert max(map(len, printed.out.splitlines())) <= width
+    assert (", ".join(left_out) in printed.err) if left_out else printed.err == ""
+
+
 def test_public_names_load_on_first_use():
     code = "import sys, lossbench; assert 'torch' not in sys.modules; lossbench.agg_loss; assert 'torch' in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -51,6 +51,14 @@ def test_one_pair_by_hand():
     assert by_norm.drift == pytest.approx(0.4375 * 2 / 3 - 1)
 
 
+def test_a_baseline_weighted_by_length_is_compared_with_the_mean_by_hand():
+    # baselines sum(L r) / sum(L) = 2/6 | 2/10, so A = 2/3 -1/3 | -.2 .8; s = 3 1 -2 4; w = 1/4 in both modes
+    # (2 - 1/3 + .4 + 3.2) / 4 = 1.316667, against 1.0 about the groups' means
+    table = DriftTable(probe(window(0, 0, [3, 1, -2, 4]), window(0, 1, [3, 1, -2, 4])))
+    mode = parse_mode("grpo@seq-mean-token-sum-norm/length-weighted")
+    assert table.drift(mode, "incorrect", "plain", "row-weight").drift == pytest.approx(5.266667 / 4 - 1)
+
+
 def test_modes_with_the_baselines_weights_differ_by_exactly_nothing():
     table = DriftTable(probe(*(window(p, h, [p + 3, h, -2, 4]) for p in range(4) for h in (0, 1))))
     for name in ("dr_grpo", "grpo@token-sum/none", "grpo@length-power:1/none", "grpo@delta-l:0/none"):

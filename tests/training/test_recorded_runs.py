@@ -18,7 +18,6 @@ from lossbench.tasks.selfcheck import SelfCheck
 from lossbench.training import evaluate as evaluation
 from lossbench.training import run as running
 from lossbench.training import trainer as training
-from lossbench.training.rollout_data import prompt_order
 
 TWO_PROMPTS = """
 from lossbench.tasks.selfcheck import SelfCheck
@@ -106,12 +105,6 @@ def test_evaluation_has_groups_and_a_stream_of_its_own(monkeypatch: pytest.Monke
     greedy = spec.model_copy(update={"settings": spec.settings.model_copy(update={"eval_greedy": True})})
     same = pd.DataFrame(evaluation.evaluate(greedy, policy, Some(), [1], 0)).groupby("group")["completion"].nunique()
     assert (same == 1).all() and (first.groupby("group")["completion"].nunique() > 1).any()
-
-
-def test_every_pass_over_the_prompts_has_an_order_of_its_own() -> None:
-    order = prompt_order(8, 16, seed=0).tolist()
-    assert sorted(order[:8]) == sorted(order[8:]) == list(range(8)) and order[:8] != order[8:]
-    assert prompt_order(8, 20, seed=0).tolist()[:16] == order and prompt_order(8, 16, seed=1).tolist() != order
 
 
 def test_a_binding_gradient_norm_clips_the_step_s_gradient_once(root: str) -> None:

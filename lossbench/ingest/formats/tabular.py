@@ -1,19 +1,16 @@
-"""CSV, JSON and parquet tables: curves per mode and seed (W&B, TensorBoard, hand-made), wide or long, or one row per
-completion.
+"""CSV, JSON and parquet tables: curves per mode and seed (W&B, TensorBoard, hand-made), or one row per completion.
 
-Understood shapes: columns mode, seed, step and one per metric (wide); columns metric and value instead (long); W&B's
-chart export, `Step` and `<run> - <metric>` columns; TensorBoard's scalar export, `Wall time, Step, Value` in a file
-named `run-<run>-tag-<metric>.csv` (or its JSON, `[[wall time, step, value], ...]`). A run named `<mode>-s<seed>`
-needs no columns mode and seed. A table with a column of texts, or of whole lengths that has several rows per step,
-holds completions, not curves.
-
-Completions are never in memory as a whole, those of a .json file apart. Curves are small.
+Shapes of curves: columns mode, seed, step and one per metric (wide), or metric and value (long); W&B's chart export,
+`Step` and `<run> - <metric>`; TensorBoard's scalars, `Wall time, Step, Value` (or JSON triples) in a file named
+`run-<run>-tag-<metric>.csv`. A run named `<mode>-s<seed>` needs no columns mode and seed. A table with a column of
+texts, or of whole lengths that has several rows per step, holds completions. These are never in memory as a whole,
+those of a .json file apart; curves are small.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,33 +90,35 @@ class _Table:
     source: Path
     runs: dict[Key, IngestedRun]
     request: Request
-    damage: Damage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.damage = self.request.damage.part()
+        self.name, self.mode, self.seed = naming(self.file, self.request.top)
 
     def read(self) -> None:
         """Stage the file's completions, and add its curves to the runs' logs."""
-        self.damage = self.request.damage.part()
         header = list(first_fields(self.file))
-        if not (self._columns("completion", header) and set(header).issuperset(self.request.columns.values())):
+        texts = self._usual("completion", header)
+        if not (texts and set(header).issuperset(self.request.columns.values())):
             header = list(first_fields(self.file, None))
+            texts = self._usual("completion", header)
         if not header:
             self.damage.add(str(self.file), "holds no row")
             return
         step = _step_column(header, self.file, self.request)
         tidied = _tidier(self.file, header, step, self.request)
-        texts, lengths = (self._columns(name, header) for name in ("completion", "length"))
         staged: dict[Key, bool] = {}
-        if tidied is None and (texts or lengths):
+        if tidied is None and (texts or self._usual("length", header)):
             staged = self._stage(header, step, bool(texts))
         if not staged or not all(staged.values()):
             self._add_curves(tidied or (lambda row: [row]), staged)
 
-    def _columns(self, field_name: str, header: list[str]) -> list[str]:
-        return self.request.every_column(field_name, ROW_NAMES[field_name], header, str(self.file))
+    def _usual(self, ours: str, header: list[str]) -> list[str]:
+        return self.request.every_column(ours, ROW_NAMES.get(ours, ()), header, str(self.file))
 
     def _run(self, key: Key) -> IngestedRun:
         if key not in self.runs:
-            own, mode, _ = naming(self.file, self.request.top)
-            name = one_line(key.run or (own if key.mode in (None, mode) else f"{key.mode}-s{key.seed}"))
+            name = one_line(key.run or (self.name if key.mode in (None, self.mode) else f"{key.mode}-s{key.seed}"))
             damage = self.request.damage.part()
             self.runs[key] = IngestedRun(self.source, name, mode=key.mode, seed=key.seed, damage=damage)
         return self.runs[key]
@@ -127,13 +126,10 @@ class _Table:
     def _stage(self, header: list[str], step: str, texts: bool) -> dict[Key, bool]:
         """Stage the rows of the table; the runs that they are of, and whether they are completions: texts, or several
         whole lengths a step. Rows that name no run are damage."""
-        staging, place = self.request.staging, str(self.file)
+        staging = self.request.staging
         # A usual column may begin late.
-        columns = {
-            ours: self.request.every_column(ours, usual, [*header, *usual], place)
-            for ours in ROW_FIELDS
-            for usual in [ROW_NAMES.get(ours, ())]
-        } | {"step": [step]}
+        columns = {ours: self._usual(ours, [*header, *ROW_NAMES.get(ours, ())]) for ours in ROW_FIELDS}
+        columns["step"] = [step]
         axes = self._axes(header)
         staging.add_documents(documents(self.file, self.damage, staging.con), columns, self.file, axes)
         found: dict[Key, list[str]] = {}
@@ -167,7 +163,7 @@ class _Table:
         None where its seed is not a number."""
         mode, seed, run = (row.get(name) for name in axes)
         name = None if run is None else str(run)
-        named = (mode_and_seed(name) or (None, None)) if name else naming(self.file, self.request.top)[1:]
+        named = (mode_and_seed(name) or (None, None)) if name else (self.mode, self.seed)
         if axes[0] not in header:
             mode = named[0]
         own_seed = whole(seed) if axes[1] in header else named[1]

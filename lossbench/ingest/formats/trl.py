@@ -48,8 +48,7 @@ def _completion_files(path: Path) -> list[Path]:
 
 
 def _step_of(file: Path) -> int:
-    match = _COMPLETIONS.fullmatch(file.name)
-    return int(match[1]) if match else 0
+    return int(file.stem.removeprefix("completions_"))
 
 
 def _state_file(path: Path) -> Path | None:

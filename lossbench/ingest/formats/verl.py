@@ -95,8 +95,5 @@ def _fill(path: Path, run: IngestedRun, request: Request) -> None:
 
 
 FORMAT = Format(
-    "verl",
-    "verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics",
-    _files,
-    one_run(_fill),
+    "verl", "verl: <step>.jsonl dumps of rollouts and validation, and the file logger's metrics", _files, one_run(_fill)
 )
