@@ -10,10 +10,8 @@ from support.trainer import model_folder
 
 from lossbench.claims.probe_evidence import pooled
 from lossbench.errors import UsageError
-from lossbench.loss.modes import parse_mode
 from lossbench.probe import jobs
 from lossbench.probe.batches import MOMENT_STREAM, PAIR_STREAM, Sampling
-from lossbench.probe.drift import DriftTable
 from lossbench.probe.jobs import ProbeJob, draw_seed, prepare, run_job
 from lossbench.probe.measure import is_complete, measure, probe_path
 from lossbench.probe.prober import Prober, ProbeSettings

@@ -161,6 +161,10 @@ def policies_table() -> str:
     return table(["truth of the checks", "warm start", "ρ", "drift under grpo", "growth, tokens"], rows)
 
 
+def _with_interval(row: dict[str, float]) -> str:
+    return f"{row['drift']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]"
+
+
 def signs() -> str:
     """Drift of incorrect length under other baselines and under balanced weights, by policy."""
     told = json.loads((REFERENCE / "signs_probe" / "drift.json").read_text())
@@ -168,10 +172,9 @@ def signs() -> str:
              "length-weighted-loo": "grpo@seq-mean-token-sum-norm/length-weighted-loo",
              "balanced": "grpo@balanced/none", "1/length": "grpo@seq-mean-token-mean/none"}  # fmt: skip
     rows = [
-        [f"`{policy[: -len('-s0')]}`, warm start {policy[-1]}", *(
-            f"{row['drift']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]" for row in (found[name] for name in names.values())
-        )] for policy, found in sorted(told.items())
-    ]  # fmt: skip
+        [f"`{policy[:-3]}`, warm start {policy[-1]}", *(_with_interval(found[name]) for name in names.values())]
+        for policy, found in sorted(told.items())
+    ]
     return table(["policy", *names], rows)
 
 
@@ -241,5 +244,6 @@ def capture() -> str:
 RESULT_BLOCKS = {
     "finding": finding, "claims": claims, "verdicts": verdicts, "replications": replications, "probe": probe,
     "probe-smollm2": probe_of_smollm2, "surrogate-grid": surrogates_table, "boundaries": boundaries_table,
-    "smollm2": smollm2, "law": law, "signs": signs, "policies": policies_table, "which-loss": which_loss, "capture": capture,
+    "smollm2": smollm2, "law": law, "signs": signs, "policies": policies_table, "which-loss": which_loss,
+    "capture": capture,
 }  # fmt: skip
