@@ -139,15 +139,15 @@ class Bars(Lines):
 
     @contextmanager
     def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        columns = (_text_column("description"), BarColumn(), TimeRemaining())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemaining())
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task(title, total=None)
             yield lambda done, total: progress.update(bar, completed=done, total=total)
 
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:
         super().begun(folder, mine, left, slots)
-        numbers = (MofNCompleteColumn(), _text_column("fields[numbers]"), TimeElapsedColumn())
-        columns = (_text_column("description"), BarColumn(bar_width=24), *numbers)
+        numbers = (MofNCompleteColumn(), TextColumn("{task.fields[numbers]}", markup=False), TimeElapsedColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), *numbers)
         self.progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self.all = self.progress.add_task("all runs", total=self.clock.steps_total, numbers="")
 
@@ -167,7 +167,3 @@ class Bars(Lines):
 
     def over(self) -> None:
         self.progress.stop()
-
-
-def _text_column(field: str) -> TextColumn:
-    return TextColumn(f"{{task.{field}}}", markup=False)

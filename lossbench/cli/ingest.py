@@ -60,7 +60,10 @@ def ingest(
     )
     count_tokens, eos = _token_counter(tokenizer) if tokenizer else (None, None)
     folder = out or Path("results") / f"ingested-{path.resolve().stem}"
-    result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
+    try:
+        result = read_log(path, folder, kind, request, Reading(count_tokens, correct_above, text, eos))
+    except OSError as error:  # no permission, no room on the disk
+        raise UsageError(f"'{path}' cannot be read into '{folder}': {error}") from None
     if not quiet:
         talk(f"{result.format} log, {len(result.runs)} runs -> {result.out}")
         for run_id, state in result.runs.items():

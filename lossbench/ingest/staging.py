@@ -104,7 +104,7 @@ class Staging:
 
         spilled = str(scratch / "spilled")
         self.con = duckdb.connect(config={"memory_limit": MEMORY_LIMIT, "temp_directory": spilled, "threads": "2"})
-        self.con.execute(_MACROS + _STAGED)
+        self.con.execute(f"SET enable_progress_bar_print = false; {_MACROS} {_STAGED}")  # stdout is for results
         self._next = 0  # number of the next row
         self._pending: list[pa.Table] = []  # added, and not yet staged
         self._pending_bytes = 0

@@ -1,4 +1,4 @@
-"""What a run measures of its policy: completions of evaluation prompts, and the probe's drifts."""
+"""Measurements of a policy in training: completions of evaluation prompts, and the probe's drifts."""
 
 import logging
 from typing import Any

@@ -9,7 +9,9 @@ import pytest
 
 import lossbench
 from lossbench.errors import UsageError
-from lossbench.store.read import newest_sweep
+from lossbench.ingest.fields import Reading
+from lossbench.ingest.staging import Staging
+from lossbench.store.read import _database, newest_sweep
 from lossbench.store.schema import SCHEMA_VERSION, TABLES, schema_for
 from lossbench.store.write import PartWriter, as_arrow, write_json, write_table
 
@@ -194,3 +196,11 @@ def test_a_folder_of_an_older_schema_is_read_with_nulls_for_later_columns():
     rows = sweep.run_table(run, "rollouts", ["advantage_name", "length_tokens"])
     assert rows.num_rows > 0 and rows.column("advantage_name").null_count == rows.num_rows
     assert rows.column("length_tokens").null_count == 0 and not sweep.problems
+
+
+@pytest.mark.parametrize("connected", [lambda folder: Staging(folder, Reading()).con, lambda _: _database(0)])
+def test_long_queries_print_no_progress(connected, tmp_path, capfd):
+    con = connected(tmp_path)
+    con.execute("SET progress_bar_time = 1")
+    con.sql("SELECT sum(hash(a.range * b.range) % 7) FROM range(60000) a, range(1000) b").to_arrow_table()
+    assert capfd.readouterr() == ("", "")
