@@ -14,7 +14,7 @@ from lossbench.metrics.length import METRICS
 from lossbench.metrics.paired import PairedResult
 from lossbench.report.data import ReportData
 from lossbench.report.numbers import count, number_style, p_value
-from lossbench.report.style import family
+from lossbench.report.style import family, short_number
 from lossbench.stats import Interval, seeds_needed
 
 FEWEST_PAIRS = seeds_needed(ALPHA, "two-sided")
@@ -215,7 +215,7 @@ def setting(data: ReportData, arms: Sequence[str]) -> str:
     """Task, policy with its size, cap, and the share cut at it; what is not known is left out."""
     recipe, share = data.recipe, number_style("share")
     policy = recipe.get("model") or recipe.get("policy")
-    size = f" ({number_style('', 1).plain(data.parameters / 1e6)}M parameters)" if data.parameters else ""
+    size = f" ({short_number(float(f'{data.parameters:.3g}'))} parameters)" if data.parameters else ""
     parts = [f"task {recipe['task']}" if recipe.get("task") else "", f"policy {policy}{size}" if policy else ""]
     if cap := recipe.get("max_completion_length"):
         parts.append(f"at most {cap:,} tokens a completion")

@@ -14,12 +14,6 @@ const reveal = () => {
 };
 addEventListener("hashchange", reveal);
 reveal();
-let opened = [];
-addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll("details:not([open])")];
-  opened.forEach((details) => { details.open = true; });
-});
-addEventListener("afterprint", () => opened.forEach((details) => { details.open = false; }));
 
 for (const block of document.querySelectorAll("pre.code")) {
   const button = make("button", { type: "button", className: "copy", textContent: "Copy" });

@@ -128,10 +128,10 @@ class _Plan:
     legend_columns: int
 
 
-def _short(text: str) -> str:
+def _short(text: str, longest: int = _LONGEST) -> str:
     """A name that fits beside a panel, safe to show."""
     text = clean(" ".join(text.split()))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _plan(picture: Picture) -> _Plan:
@@ -198,7 +198,7 @@ def _draw_panel(axes: "Axes", panel: Panel, labelled: bool, height: float, first
     x_range, y_range = panel.ranges()
     axes.set(xscale="log" if panel.x_log else "linear", yscale="log" if panel.y_log else "linear")
     axes.set(xlim=x_range, ylim=y_range, xlabel=clean(panel.x_label))
-    axes.set_title(_short(panel.title))
+    axes.set_title(_short(panel.title, 2 * _LONGEST))
     for level, name in panel.levels:
         axes.axhline(level, color=LIGHT["soft"], linewidth=1, linestyle=(0, (2, 2)), zorder=1)
         axes.annotate(name, (0, level), (4, 3), ("axes fraction", "data"), "offset points", fontsize=7.5,

@@ -181,16 +181,16 @@ def pairwise_table(data: ReportData, metric: str) -> Table | None:
     if len(arms) < 3:
         return None
     style, rows = metric_style(data, metric), []
-    for place, row in enumerate(arms):
+    for place, row in enumerate(arms[1:], 1):
         # Pairs start from one policy.
         pairs = [
             difference_cell(style, data.pair(row.name, other.name, metric)) if other.policy == row.policy else MISSING
             for other in arms[:place]
         ]
         mean = style.with_unit(float(data.values(row.name, metric).mean()))
-        rows.append((Cell(row.name, mean, strong=True), *pairs, "·", *[""] * (len(arms) - place - 1)))
+        rows.append((Cell(row.name, mean, strong=True), *pairs, *[""] * (len(arms) - place - 1)))
     unit = "percentage points" if style.share else METRICS[metric].unit
-    columns = ["row minus column", *(Column(arm.name) for arm in arms)]
+    columns = ["row minus column", *(Column(arm.name) for arm in arms[:-1])]
     foot = "Bold: the exact sign-flip test rejects equality at 0.05 (two-sided, not adjusted for the number of pairs)."
     return table(f"Every pair: {METRICS[metric].label} ({unit})", columns, rows, foot)
 

@@ -276,11 +276,10 @@ def _joined(tables: list[pa.Table], name: str, columns: list[str] | None) -> pa.
 
 @cache
 def _database(thread: int) -> "duckdb.DuckDBPyConnection":
-    """A thread's database in memory, which works on one thread."""
+    """A thread's database in memory, which works on one thread and prints no progress: stdout is for results."""
     import duckdb
 
-    database = duckdb.connect(config={"threads": 1})
-    return database.execute("SET enable_progress_bar_print = false")  # stdout is for results
+    return duckdb.connect(config={"threads": 1}).execute("SET enable_progress_bar_print = false")
 
 
 _SQL_TYPES = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN"}
