@@ -1,6 +1,5 @@
 """Policies as the unit: what training does to each, beside what the probe of the same policy says."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,7 +65,7 @@ def policy_points(sweep: Sweep, metrics: "pd.DataFrame", probes: Sequence[Projec
 
 
 def _key(policy: str, params: dict[str, Any] | None, seed: Any) -> tuple[str, int | None]:
-    words = [policy, json.dumps(params, sort_keys=True)] if params else [policy]
+    words = [policy, *(f"{name}={value}" for name, value in sorted((params or {}).items()))]
     return " ".join(words), None if seed is None or seed != seed else int(seed)
 
 

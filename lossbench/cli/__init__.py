@@ -52,7 +52,7 @@ def main() -> None:
     """Run the command line; a user's mistake, or a full disk, is one line on stderr and exit code 2."""
     print_anywhere()
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False) or 0)
     except BrokenPipeError:  # whoever reads us has enough
         raise
     except UsageError as error:

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
@@ -33,14 +32,11 @@ def diagnose(
     from lossbench.diagnosis.diagnose import lines
     from lossbench.ingest.base import Request
     from lossbench.ingest.fields import Reading
-    from lossbench.ingest.sweep_folder import ingest
-    from lossbench.store.read import is_sweep, load
+    from lossbench.ingest.sweep_folder import opened
 
-    with TemporaryDirectory() as folder:
-        if not is_sweep(path):
-            log, path = path, Path(folder) / path.resolve().stem
-            ingest(log, path, kind, Request(o.mapping(columns), mode), Reading(None, correct_above, keep_text=False))
-        found = diagnose_sweep(load(path), run)
+    request, reading = Request(o.mapping(columns), mode), Reading(None, correct_above, keep_text=False)
+    with opened(path, request, reading, kind) as sweep:
+        found = diagnose_sweep(sweep, run)
     if format == "table" and len(found) <= _IN_FULL:
         show("\n\n".join("\n".join(lines(item)) for item in found))
     elif format == "json":

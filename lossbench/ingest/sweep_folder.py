@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from lossbench.errors import UsageError, one_line, unknown
@@ -16,7 +17,7 @@ from lossbench.ingest.staging import Staging
 from lossbench.ingest.writing import write_run
 from lossbench.locks import LOCK_FILE, exclusive
 from lossbench.loss.modes import Mode, folder_name, parse_mode
-from lossbench.store.read import SWEEP_FILE, is_sweep, read_json
+from lossbench.store.read import SWEEP_FILE, Sweep, is_sweep, load, read_json
 from lossbench.store.schema import SCHEMA_VERSION
 from lossbench.store.write import refuse_links, write_json
 from lossbench.version import __version__
@@ -33,6 +34,18 @@ class Ingested:
     format: str
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     damage: Damage = field(default_factory=Damage)
+
+
+@contextmanager
+def opened(path: Path, request: Request, reading: Reading, kind: str = AUTO) -> Iterator[Sweep]:
+    """The sweep in folder `path`, or the log there as one, ingested for as long as the context lasts."""
+    if is_sweep(path):
+        yield load(path)
+        return
+    with TemporaryDirectory() as folder:
+        into = Path(folder) / path.resolve().stem
+        ingest(path, into, kind, request, reading)
+        yield load(into)
 
 
 def ingest(path: Path, out: Path, kind: str, request: Request, reading: Reading) -> Ingested:

@@ -11,7 +11,7 @@ it would hide token-mean's bias.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from scipy import stats as scipy_stats
@@ -239,28 +239,20 @@ class DriftTable:
         return f"pairs without two {direction} completions in a batch: {missing}" if missing else ""
 
 
-class Summary(NamedTuple):
-    """Mean with its 95 % t interval, t, median and two-sided sign-test p; None where one is not defined."""
+def summarise(values_P: np.ndarray) -> tuple[float | None, ...]:
+    """(mean, low and high of its 95 % t interval, t, median, two-sided sign-test p) of one value per pair (P,).
 
-    mean: float | None
-    low: float | None
-    high: float | None
-    t: float | None
-    median: float | None
-    sign_p: float | None
-
-
-def summarise(values_P: np.ndarray) -> Summary:
-    """The summary of one value per pair (P,)."""
+    None where one is not defined.
+    """
     if not len(values_P):
-        return Summary(None, None, None, None, None, None)
+        return (None,) * 6
     interval = t_interval(values_P)
     spread = float(values_P.std(ddof=1)) if len(values_P) > 1 else 0.0
     t = interval.estimate / (spread / len(values_P) ** 0.5) if spread > 0 else None
     above, below = int((values_P > 0).sum()), int((values_P < 0).sum())
     sign_p = float(scipy_stats.binomtest(above, above + below).pvalue) if above + below else None
     median = float(np.median(values_P))
-    return Summary(known(interval.estimate), known(interval.low), known(interval.high), t, median, sign_p)
+    return known(interval.estimate), known(interval.low), known(interval.high), t, median, sign_p
 
 
 def known(value: float) -> float | None:

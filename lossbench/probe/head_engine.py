@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lossbench.errors import UsageError
 from lossbench.probe.batches import Chunk, ProbeBatch
-from lossbench.probe.scores import Policy, Vector, check_finite
+from lossbench.probe.scores import Engine, Policy, Vector, check_finite
 from lossbench.sampling.decode import evaluation_mode
 
 HEAD = "head"
@@ -134,7 +134,7 @@ def _numbers(config: Any) -> dict[str, float]:
     return {k: float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
 
 
-class HeadEngine:
+class HeadEngine(Engine):
     """See the head of this module."""
 
     name = HEAD

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lossbench.probe.batches import Chunk, ProbeBatch
 from lossbench.probe.module_products import Owner, Rows, Use, add_gradients, add_projections
-from lossbench.probe.scores import Engine, ForwardEngine, Policy, Record, Vector, VectorEngine, check_finite
+from lossbench.probe.scores import Engine, ForwardEngine, Policy, Record, Vector, check_finite, origin
 
 # Numbers that a record may keep (256 MB in float32); a larger batch is passed through the model again when needed.
 _KEPT_NUMBERS = 1 << 26
@@ -43,7 +43,7 @@ def _joined(tapes: Sequence[_Tape]) -> list[_Tape]:
     return [_Tape(Rows(torch.cat([tape.rows.rows_n for tape in tapes])), uses)]
 
 
-class LocalEngine(VectorEngine):
+class LocalEngine(Engine):
     """See the head of `lossbench.probe.scores`."""
 
     name = "local"
@@ -128,7 +128,7 @@ class _LocalRecord:
                 yield tape.uses.pop(), tape.rows
 
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
-        vectors = [self._engine.policy.zeros() for _ in coefficients_KB]
+        vectors = [origin(self._engine.parameters) for _ in coefficients_KB]
         with self._engine.policy.ready():
             for use, rows in self._uses():
                 add_gradients(use, rows, coefficients_KB, vectors)

@@ -50,15 +50,18 @@ class Record(Protocol):
         ...
 
 
-class Engine(Protocol):
-    """Engine: makes records of batches, and projects the two batches of a pair on each other's directions."""
+class Engine:
+    """Makes records of batches, and projects the two batches of a pair on each other's directions.
+
+    This one holds each direction as a vector, no longer than one batch is projected on it.
+    """
 
     name: str
     parameters: dict[str, nn.Parameter]
 
-    def record(self, batch: ProbeBatch) -> Record:
+    def record(self, batch: ProbeBatch) -> Any:
         """A record of `batch`."""
-        ...
+        raise NotImplementedError
 
     def cross(
         self, records: Sequence[Any], coefficients: Sequence[Tensor], generators: Sequence[torch.Generator],
@@ -70,19 +73,6 @@ class Engine(Protocol):
         `coefficients` (K, B) make each batch's directions of its scores; after them come standard normal ones, drawn
         from the projected batch's generator.
         """
-        ...
-
-
-class VectorEngine:
-    """An engine that holds each direction as a vector, no longer than one batch is projected on it."""
-
-    parameters: dict[str, nn.Parameter]
-
-    def cross(
-        self, records: Sequence[Record], coefficients: Sequence[Tensor], generators: Sequence[torch.Generator],
-        random_directions: int, scales: Sequence[Vector | None],
-    ) -> list[Tensor]:  # fmt: skip
-        """See `Engine.cross`."""
         found = []
         for half in (0, 1):
             vectors = records[1 - half].directions(coefficients[1 - half]) if len(coefficients[1 - half]) else []
@@ -147,10 +137,6 @@ class Policy:
         grads = torch.autograd.grad(total, list(self.parameters.values()), allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters.values(), grads, strict=True)]
 
-    def zeros(self) -> Vector:
-        """The origin of parameter space, float32."""
-        return origin(self.parameters)
-
 
 def _hold_padding(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Keep a padding token's embedding constant: a backward pass, and so training, does, but forward mode does not."""
@@ -165,7 +151,7 @@ def check_finite(vectors: Sequence[Vector], names: Sequence[str]) -> None:
                 raise UsageError(f"the policy's gradient is not finite in '{name}': its lengths have no derivative")
 
 
-class ForwardEngine(VectorEngine):
+class ForwardEngine(Engine):
     """Directions by an ordinary backward pass, projections by `torch.func.jvp` through the whole model."""
 
     name = "forward"
@@ -183,7 +169,7 @@ class _ForwardRecord:
         self.policy, self.rows, self.chunks = policy, len(batch.completion_ids), policy.chunks(batch)
 
     def directions(self, coefficients_KB: Tensor) -> list[Vector]:
-        vectors = [self.policy.zeros() for _ in coefficients_KB]
+        vectors = [origin(self.policy.parameters) for _ in coefficients_KB]
         with self.policy.ready():
             for chunk in self.chunks:
                 for vector, coefficients_B in zip(vectors, coefficients_KB, strict=True):

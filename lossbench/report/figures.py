@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from lossbench.report import pictures
 from lossbench.report.data import ReportData
 from lossbench.report.panels import Picture
-from lossbench.report.probe_figures import dose_picture, drift_picture, response_picture, trained_picture
+from lossbench.report.probe_figures import (
+    dose_picture,
+    drift_picture,
+    policies_picture,
+    response_picture,
+    trained_picture,
+)
 
 if TYPE_CHECKING:
     from lossbench.claims.probe_evidence import FrozenProbe
@@ -50,6 +56,12 @@ FIGURES: dict[str, Entry] = {
             "Probe, before training: the pull of a completion on incorrect length, by its own length, with 95 % "
             "intervals over pairs of batches. A weight that falls with length lets the long ones pull less.",
             _of_probe(lambda probe: response_picture(probe.curves, probe.slopes)),
+        ),
+        Entry(
+            "policies", "Growth and what is not cancelled",
+            "One mark a policy: what training did, by what the probe of the same policy found before it. At 0 the push "
+            "of correct answers cancels all of that of incorrect ones, at 1 nothing.",
+            lambda data: policies_picture(data.probe.points) if data.probe and len(data.probe.points) > 2 else None,
         ),
         Entry(
             "forest", "Differences to the reference mode",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lossbench.claims.policies import PolicyPoint, rank_correlation
 from lossbench.loss.modes import parse_mode
 from lossbench.probe.dose_response import DoseResponse
 from lossbench.probe.drift import Drift
@@ -16,6 +17,7 @@ from lossbench.stats import Interval
 _UNIT = "tokens per unit of step"
 _GRADIENT = {"plain": "plain gradient", "adam": "Adam's"}
 _NONE = np.zeros(0)
+_HUES = ("cool0", "cool2", "cool3", "warm0", "warm3", "warm1")
 
 
 def _column(values: Sequence[float | None]) -> np.ndarray:
@@ -73,6 +75,21 @@ def dose_picture(doses: Sequence[DoseResponse]) -> Picture:
                             f"drift ({_UNIT})", levels=((0.0, ""),)))  # fmt: skip
     title = "Drift vs the exponent of the weight: α = 0 is GRPO's, α = 1 Dr. GRPO's"
     return Picture(title, tuple(panels), 2, 10.0, 2.4)
+
+
+def policies_picture(points: Sequence[PolicyPoint]) -> Picture:
+    """A mark per policy: what training did to incorrect length, by the share of the push that its probe leaves."""
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    lines = []
+    for place, kind in enumerate(kinds):
+        mine = [point for point in points if point.kind == kind]
+        x, y = np.array([1 - point.cancelled for point in mine]), np.array([point.growth_tokens for point in mine])
+        lines.append(Line(x, y, _HUES[place % len(_HUES)], kind, width=0, mark=7))
+    panel = Panel(tuple(lines), "", "share of the push that the probe finds not cancelled, 1 − ρ",
+                  "growth under grpo beyond dr_grpo (tokens)", levels=((0.0, ""),), uprights=(0.0,))  # fmt: skip
+    found, _ = rank_correlation(*np.array([(1 - point.cancelled, point.growth_tokens) for point in points]).T)
+    title = f"Incorrect answers grow by what is not cancelled of the push: rank correlation {found.estimate:.2f} over "
+    return Picture(f"{title}{len(points)} policies", (panel,), 1, 9.0, 3.6)
 
 
 def trained_picture(points: Sequence[TrainedDrift]) -> Picture:

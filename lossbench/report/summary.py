@@ -74,6 +74,18 @@ def summary_json(data: ReportData) -> dict[str, Any]:
         "arms": [_arm(data, arm.name) for arm in data.arms],
         "metrics": summary_rows(data),
         "pushes": _pushes(data),
+        "policies": [
+            {
+                "kind": point.kind,
+                "policy_seed": point.policy_seed,
+                "growth_tokens": point.growth_tokens,
+                "cancelled": point.cancelled,
+                "drift": point.drift.estimate,
+                "drift_low": point.drift.low,
+                "drift_high": point.drift.high,
+            }
+            for point in (data.probe.points if data.probe else ())
+        ],
         "pairwise": _pairwise(data, finding.metric),
         "matched": matched,
         "warnings": [

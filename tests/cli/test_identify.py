@@ -80,3 +80,10 @@ def test_settings_are_named(tmp_path: Path, flag: str, settings: dict, mode: str
 def test_a_mistake_is_one_line(code: Path, arguments: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(app, ["identify", *(a.format(code=code) for a in arguments)], catch_exceptions=False)
+
+
+def test_a_log_names_the_mode_that_trained_it():
+    lines = run("results/reference/boundaries").splitlines()
+    assert sum("grpo@seq-mean-token-sum-norm/none with H = 128" in line for line in lines) == 8
+    assert sum("grpo@seq-mean-token-sum-norm/none with H = 18:" in line for line in lines) == 4
+    assert sum("a per-sequence mean" in line for line in lines) == 16

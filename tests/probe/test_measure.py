@@ -10,10 +10,8 @@ from support.trainer import model_folder
 
 from lossbench.claims.probe_evidence import pooled
 from lossbench.errors import UsageError
-from lossbench.loss.modes import parse_mode
 from lossbench.probe import jobs
 from lossbench.probe.batches import MOMENT_STREAM, PAIR_STREAM, Sampling
-from lossbench.probe.drift import DriftTable
 from lossbench.probe.jobs import ProbeJob, draw_seed, prepare, run_job
 from lossbench.probe.measure import is_complete, measure, probe_path
 from lossbench.probe.prober import Prober, ProbeSettings
@@ -40,13 +38,10 @@ def test_policies_and_warm_starts_have_draws_of_their_own(job):
 def test_pairs_that_share_draws_are_counted_once():
     probes = [read_projections(REFERENCE / f"selfcheck-s{seed}.parquet")[0] for seed in (0, 1)]
     assert len(probes[0].windows_of_pair()) == 40
-    both = pooled(probes)  # both drawn with seed 0, before each policy had draws of its own
-    assert [len(windows) for windows in both.windows_of_pair()] == [4] * 40
-    apart = pooled([probes[0], replace(probes[1], facts={**probes[1].facts, "draws": 7})])
+    apart = pooled(probes)
     assert [len(windows) for windows in apart.windows_of_pair()] == [2] * 80
-    mode = parse_mode("grpo@token-mean/none")
-    t = [DriftTable(probe).drift(mode, "incorrect", "plain", "row-weight").t for probe in (both, apart)]
-    assert t[0] == pytest.approx(1.6, abs=0.1) and t[1] == pytest.approx(2.1, abs=0.1)
+    both = pooled([replace(probe, facts={**probe.facts, "draws": 7}) for probe in probes])
+    assert [len(windows) for windows in both.windows_of_pair()] == [4] * 40
 
 
 def test_every_batch_serves_one_pair_and_every_half_has_its_own_random_directions():

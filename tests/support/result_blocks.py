@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 REFERENCE = RESULTS / "reference"
 CAPTURED = "lossbench weights --lengths 10,100 --modes grpo,dapo,dr_grpo > weights.txt"
-REPLICATIONS = {"own-sampler": "other warm starts", "generate": "the same, sampled by `generate`"}
+REPLICATIONS = {
+    "two-policies": "pilot: two policies, eight seeds", "own-sampler": "the pilot on other warm starts",
+    "generate": "the same, sampled by `generate`",
+}  # fmt: skip
 TRAINED = ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C10")
 PROBED = ("grpo@seq-mean-token-mean/none", "grpo@prompt-mean/none", "grpo@token-mean/none", "dr_grpo")
 
@@ -50,13 +53,13 @@ def finding() -> str:
 
 
 def claims() -> str:
-    """Each claim of the reference study: effect, verdict, and the verdicts of the two replications."""
+    """Each claim of the reference study: effect, verdict, and the verdicts of the pilot and its replications."""
     runs = [_replication(name) for name in REPLICATIONS]
     rows = []
     for row in _summary()["verdicts"]:
         again = [_repeated_status(row["claim"], run) for run in runs] if row["claim"] in TRAINED else []
         rows.append([row["claim"], row["sentence"], _size(row), row["status"], ", ".join(again) or "–"])
-    return table(["", "claim", "effect", "verdict", "two replications"], rows)
+    return table(["", "claim", "effect", "verdict", "the pilot and its two replications"], rows)
 
 
 def verdicts() -> str:
@@ -71,8 +74,8 @@ def verdicts() -> str:
 
 
 def replications() -> str:
-    """Effects of the claims about training, in the reference study and in its two replications."""
-    told = {"reference": _summary()} | {title: _replication(name) for name, title in REPLICATIONS.items()}
+    """Effects of the claims about training, in the reference study, its pilot and the replications of that."""
+    told = {"reference: 12 policies": _summary()} | {title: _replication(name) for name, title in REPLICATIONS.items()}
     rows = [[claim, *(_repeated(claim, run) for run in told.values())] for claim in TRAINED]
     return table(["", *told], rows)
 
@@ -110,15 +113,16 @@ def _incorrect_drift(drifts, mode: str):
 
 
 def probe() -> str:
-    """Drift of incorrect length at two policies of the reference study, modes without std, plain gradient."""
-    drifts = _drifts(*sorted((REFERENCE / "dr_grpo" / "probe").glob("*.parquet")))
+    """Drift of incorrect length at the policies of the reference study, modes without std, plain gradient."""
+    files = sorted((REFERENCE / "dr_grpo" / "probe").glob("*.parquet"))
+    drifts = _drifts(*files)
     null = _drifts(REFERENCE / "null_probe" / "probe" / "selfcheck-null-s0.parquet")
     rows = []
     for name in PROBED:
         found, control = _incorrect_drift(drifts, name), _incorrect_drift(null, name)
         rows.append([f"`{name}`", _drift_cell(found), _drift_cell(control)])
     pairs, null_pairs = (_incorrect_drift(d, PROBED[0]).pairs for d in (drifts, null))
-    return table(["mode", f"two policies, {pairs} pairs", f"null policy, {null_pairs} pairs"], rows)
+    return table(["mode", f"{len(files)} policies, {pairs} pairs", f"null policy, {null_pairs} pairs"], rows)
 
 
 def _drift_cell(drift) -> str:
@@ -134,6 +138,44 @@ def probe_of_smollm2() -> str:
         f"On SmolLM2-135M, asked one-digit sums, the weights of `{PROBED[0]}` add {drift.drift:+,.0f} "
         f"[{drift.low:,.0f}, {drift.high:,.0f}] (t {drift.t:.1f}, {drift.pairs} pairs of 32 completions)."
     )
+
+
+def law() -> str:
+    """The claims over policies, in one sentence."""
+    rank, sign = (_verdict(_summary("knowledge_dose"), claim) for claim in ("C12", "C14"))
+    within = rank["notes"].removeprefix("within kinds of policy, pooled: ")
+    return (
+        f"Over {rank['n']} policies, growth of wrong answers and 1 − ρ have a rank correlation of {rank['effect']:.2f} "
+        f"[{rank['ci_low']:.2f}, {rank['ci_high']:.2f}]; among policies that were taught alike, {within}. Where the "
+        f"probe settles the sign, training took it: {sign['notes'].partition(';')[0]}."
+    )
+
+
+def policies_table() -> str:
+    """Cancelled share, drift and growth of each policy of the study on policies."""
+    rows = [
+        [row["kind"].partition("=")[2], str(row["policy_seed"]), f"{row['cancelled']:.2f}",
+         f"{row['drift']:+.0f} [{row['drift_low']:.0f}, {row['drift_high']:.0f}]", f"{row['growth_tokens']:+.1f}"]
+        for row in sorted(_summary("knowledge_dose")["policies"], key=lambda row: row["cancelled"])
+    ]  # fmt: skip
+    return table(["truth of the checks", "warm start", "ρ", "drift under grpo", "growth, tokens"], rows)
+
+
+def _with_interval(row: dict[str, float]) -> str:
+    return f"{row['drift']:+.1f} [{row['low']:.1f}, {row['high']:.1f}]"
+
+
+def signs() -> str:
+    """Drift of incorrect length under other baselines and under balanced weights, by policy."""
+    told = json.loads((REFERENCE / "signs_probe" / "drift.json").read_text())
+    names = {"length-weighted": "grpo@seq-mean-token-sum-norm/length-weighted", "prompt-mean": "grpo@prompt-mean/none",
+             "length-weighted-loo": "grpo@seq-mean-token-sum-norm/length-weighted-loo",
+             "balanced": "grpo@balanced/none", "1/length": "grpo@seq-mean-token-mean/none"}  # fmt: skip
+    rows = [
+        [f"`{policy[:-3]}`, warm start {policy[-1]}", *(_with_interval(found[name]) for name in names.values())]
+        for policy, found in sorted(told.items())
+    ]
+    return table(["policy", *names], rows)
 
 
 def surrogates_table() -> str:
@@ -202,5 +244,6 @@ def capture() -> str:
 RESULT_BLOCKS = {
     "finding": finding, "claims": claims, "verdicts": verdicts, "replications": replications, "probe": probe,
     "probe-smollm2": probe_of_smollm2, "surrogate-grid": surrogates_table, "boundaries": boundaries_table,
-    "smollm2": smollm2, "which-loss": which_loss, "capture": capture,
+    "smollm2": smollm2, "law": law, "signs": signs, "policies": policies_table, "which-loss": which_loss,
+    "capture": capture,
 }  # fmt: skip
