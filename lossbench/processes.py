@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -38,6 +39,19 @@ def in_child(function: Callable[..., _Result], *arguments: object) -> _Result:
     """Run a module's function in a process of its own, which loads libraries that this one can do without."""
     with main_hidden(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+@contextmanager
+def on_signal(number: int, handler: Callable[..., object] | signal.Handlers) -> Iterator[None]:
+    """Have `handler` answer a signal for a while; in a thread, where none can be set, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def die_with_parent() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from lossbench.claims.dose_claim import judge_dose
 from lossbench.claims.policies import PolicyPoint, judge_policies
 from lossbench.claims.registry import ALPHA, NULL_ARMS, NULL_POLICY, REWARD_MOVED, Claim, Contrast
 from lossbench.claims.verdict import NOTHING, DoseResponse, PolicyEffect, Verdict, three_digits
@@ -14,7 +15,6 @@ from lossbench.metrics.length import METRICS
 from lossbench.metrics.paired import paired
 from lossbench.metrics.weights import EXACT_CHECKS, ExactCheck
 from lossbench.stats import (
-    Interval,
     holm,
     non_inferiority,
     ratio_interval,
@@ -37,8 +37,8 @@ def judge_all(
 ) -> list[Verdict]:
     """Judge each claim; Holm runs over the primary ones among `claims`, tested or not."""
     drafts = [_draft(claim, metrics, dose, points) for claim in claims]
-    adjusted = holm({draft.claim.id: draft.p for draft in drafts if draft.claim.primary})
-    return [_decide(draft, adjusted.get(draft.claim.id), len(adjusted)) for draft in drafts]
+    adjusted = holm({numbers.claim.id: p for numbers, p, _ in drafts if numbers.claim.primary})
+    return [_decide(draft, adjusted.get(draft[0].claim.id), len(adjusted)) for draft in drafts]
 
 
 def judge(
@@ -48,38 +48,31 @@ def judge(
     return judge_all([claim], metrics, dose, points)[0]
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A claim with its numbers; `settled` where no p-value is needed to decide it."""
-
-    claim: Claim
-    settled: Verdict | None = None
-    numbers: Verdict | None = None
-    p: float = float("nan")
-    against: bool = False
-    failed_exact: str = ""
+_Judged = tuple[Verdict, float, bool]
+"""The claim's numbers, its p, and whether they speak against it; a verdict with a reason needs no p to be decided."""
 
 
-def _draft(
-    claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None, points: Sequence[PolicyPoint]
-) -> _Draft:  # fmt: skip
+def _draft(claim: Claim, metrics: pd.DataFrame, dose: DoseResponse | None, points: Sequence[PolicyPoint]) -> _Judged:
     exact = _exact_checks(claim)
     notes = tuple(check.detail for check in exact)
     failed = "; ".join(check.detail for check in exact if not check.holds)
     if failed:
-        return _Draft(claim, Verdict(claim, "contradicted", failed, "", notes=notes))
+        return _settled(Verdict(claim, "contradicted", failed, notes=notes))
     if claim.kind == "exact":
-        return _Draft(claim, Verdict(claim, "supported", "holds exactly, by computation", notes=notes))
+        return _settled(Verdict(claim, "supported", "holds exactly, by computation", notes=notes))
     if claim.kind == "dose-response":
-        return _Draft(claim, judge_dose(claim, dose))
+        return _settled(judge_dose(claim, dose))
     if claim.kind in ("rank", "sign"):
-        numbers, p, against = judge_policies(claim, points)
-        return _Draft(claim, numbers if numbers.status == "not tested" else None, numbers, p, against)
+        return judge_policies(claim, points)
     data = _Data.of(claim, metrics)
     untestable = data.untestable()
     if untestable is not None:
-        return _Draft(claim, replace(untestable, notes=notes))
+        return _settled(replace(untestable, notes=notes))
     return _tested(claim, data, (*notes, *_beside(claim, metrics), *_on_the_null_policy(claim, metrics)))
+
+
+def _settled(verdict: Verdict) -> _Judged:
+    return verdict, float("nan"), False
 
 
 def _exact_checks(claim: Claim) -> list[ExactCheck]:
@@ -143,7 +136,7 @@ class _Data:
         )
 
 
-def _tested(claim: Claim, data: _Data, notes: tuple[str, ...]) -> _Draft:
+def _tested(claim: Claim, data: _Data, notes: tuple[str, ...]) -> _Judged:
     differences = data.contrast(claim.contrast)
     ratio_values = _ratio_pairs(claim, data)
     metric = METRICS[str(claim.metric)]
@@ -153,13 +146,7 @@ def _tested(claim: Claim, data: _Data, notes: tuple[str, ...]) -> _Draft:
         n=len(data.keys), seeds=data.keys, left_out=data.left_out, notes=notes,
         per_policy=_per_policy(data, differences, ratio_values),
     )  # fmt: skip
-    if claim.kind == "greater":
-        return _Draft(claim, None, numbers, float(sign_flip_p(differences, "greater")), numbers.effect.high < 0)
-    if claim.kind == "non-inferior":
-        return _non_inferior(claim, differences, numbers)
-    if claim.kind == "dominates":
-        return _dominates(claim, data, differences, numbers)
-    return _ratio_equivalent(claim, ratio_values, numbers)
+    return _TESTS[claim.kind](data, differences, numbers)
 
 
 def _beside(claim: Claim, metrics: pd.DataFrame) -> Iterator[str]:
@@ -216,22 +203,25 @@ def _ratio_pairs(claim: Claim, data: _Data) -> tuple[np.ndarray, np.ndarray] | N
     return data.by_arm[first], data.by_arm[second]
 
 
-def _non_inferior(claim: Claim, differences: np.ndarray, numbers: Verdict) -> _Draft:
-    margin = float(claim.margin or 0)
+def _greater(data: _Data, differences: np.ndarray, numbers: Verdict) -> _Judged:
+    return numbers, float(sign_flip_p(differences, "greater")), numbers.effect.high < 0
+
+
+def _non_inferior(data: _Data, differences: np.ndarray, numbers: Verdict) -> _Judged:
+    margin = float(data.claim.margin or 0)
     p = non_inferiority(differences, margin)
     p_equal = tost(differences, -margin, margin)
     word = "equivalent" if p_equal <= ALPHA else "equivalence not shown"
     note = f"within ±{margin:g} (two one-sided t tests): {word}, p = {p_equal:.3g}"
-    numbers = replace(numbers, notes=(*numbers.notes, note))
-    return _Draft(claim, None, numbers, p, numbers.effect.high < -margin)
+    return replace(numbers, notes=(*numbers.notes, note)), p, numbers.effect.high < -margin
 
 
-def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verdict) -> _Draft:
+def _dominates(data: _Data, differences: np.ndarray, numbers: Verdict) -> _Judged:
     """Intersection-union test: the contrast exceeds each rival and its negative, so the largest p is the test's.
 
     One margin below 0 contradicts, and there are two for each rival, so their intervals share the level.
     """
-    rivals = [data.contrast(rival) for rival in claim.rivals]
+    rivals = [data.contrast(rival) for rival in data.claim.rivals]
     margins = [differences + sign * rival for rival in rivals for sign in (-1, 1)]
     p = max(float(sign_flip_p(margin, "greater")) for margin in margins)
     against = any(t_interval(margin, 1 - ALPHA / len(margins)).high < 0 for margin in margins)
@@ -239,20 +229,28 @@ def _dominates(claim: Claim, data: _Data, differences: np.ndarray, numbers: Verd
     interval = t_interval(largest)
     low, high = three_digits(interval.low), three_digits(interval.high)
     note = f"largest rival effect {three_digits(interval.estimate, '+')} [{low}, {high}] {numbers.unit}"
-    return _Draft(claim, None, replace(numbers, notes=(*numbers.notes, note)), p, against)
+    return replace(numbers, notes=(*numbers.notes, note)), p, against
 
 
-def _ratio_equivalent(claim: Claim, ratio_values: tuple[np.ndarray, np.ndarray] | None, numbers: Verdict) -> _Draft:
+def _ratio_equivalent(data: _Data, differences: np.ndarray, numbers: Verdict) -> _Judged:
+    del differences  # a ratio is judged on the logs
+    claim, ratio_values = data.claim, _ratio_pairs(data.claim, data)
     if ratio_values is None or claim.margin is None:
         raise ValueError(f"claim {claim.id}: a ratio needs two modes and a margin")
     a, b = ratio_values
     if not (np.all(a > 0) and np.all(b > 0)):
         reason = f"cannot be tested because {claim.metric} is not positive in every run, so it has no ratio"
-        return _Draft(claim, replace(numbers, status="not tested", reason=reason))
+        return _settled(replace(numbers, status="not tested", reason=reason))
     p = tost(np.log(a) - np.log(b), -np.log(claim.margin), np.log(claim.margin))
     against = numbers.ratio.outside(1 / claim.margin, claim.margin)
     numbers = replace(numbers, effect=ratio_interval(a, b, EQUIVALENCE_CONFIDENCE), unit="ratio")
-    return _Draft(claim, None, numbers, p, against)
+    return numbers, p, against
+
+
+_TESTS = {
+    "greater": _greater, "non-inferior": _non_inferior, "dominates": _dominates, "ratio-equivalent": _ratio_equivalent,
+}  # fmt: skip
+"""Kind of claim about runs → its test."""
 
 
 def _per_policy(
@@ -268,35 +266,33 @@ def _per_policy(
     return tuple(effects)
 
 
-def _decide(draft: _Draft, p_holm: float | None, family: int) -> Verdict:
-    if draft.settled is not None:
-        return draft.settled
-    verdict = draft.numbers
-    if verdict is None:
-        raise ValueError(f"claim {draft.claim.id} has neither numbers nor a settled verdict")
-    p = draft.p if p_holm is None else p_holm
-    verdict = replace(verdict, p=draft.p, p_holm=float("nan") if p_holm is None else p_holm)
+def _decide(judged: _Judged, p_holm: float | None, family: int) -> Verdict:
+    verdict, p_alone, against = judged
+    if verdict.reason:
+        return verdict
+    p = p_alone if p_holm is None else p_holm
+    verdict = replace(verdict, p=p_alone, p_holm=float("nan") if p_holm is None else p_holm)
     name = "p" if p_holm is None or family == 1 else f"p after Holm over {family}"
-    if p <= ALPHA and not draft.against:
+    if p <= ALPHA and not against:
         return replace(verdict, status="supported", reason=f"{name} = {p:.3g}")
-    if draft.against:
+    if against:
         remedy = "" if verdict.n >= 5 else "more seeds: an interval of few runs is easily misled"
-        against = "the 95 % interval lies on the other side"
-        if draft.claim.kind == "dominates":
-            against = (
+        why = "the 95 % interval lies on the other side"
+        if verdict.claim.kind == "dominates":
+            why = (
                 "a rival effect is larger: the interval of what the claimed one has over it lies below 0, "
-                f"at 95 % for all {2 * len(draft.claim.rivals)} margins together"
+                f"at 95 % for all {2 * len(verdict.claim.rivals)} margins together"
             )
-        return replace(verdict, status="contradicted", reason=against, remedy=remedy)
-    reason, remedy = _why_inconclusive(draft, verdict, f"{name} = {p:.3g}", family if p_holm is not None else 1)
+        return replace(verdict, status="contradicted", reason=why, remedy=remedy)
+    reason, remedy = _why_inconclusive(verdict, f"{name} = {p:.3g}", family if p_holm is not None else 1)
     return replace(verdict, reason=reason, remedy=remedy)
 
 
-def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) -> tuple[str, str]:
+def _why_inconclusive(verdict: Verdict, found: str, family: int) -> tuple[str, str]:
     needed = seeds_needed(ALPHA / family)
-    if draft.claim.kind in ("rank", "sign"):
+    if verdict.claim.kind in ("rank", "sign"):
         return f"{found} over {verdict.n} policies", "more policies, or more pairs of the probe"
-    sign_test = draft.claim.kind != "ratio-equivalent"
+    sign_test = verdict.claim.kind != "ratio-equivalent"
     if sign_test and smallest_p(verdict.n, "greater") > ALPHA / family:
         smallest = smallest_p(verdict.n, "greater")
         share = f"{ALPHA:g}" if family == 1 else f"{ALPHA:g} / {family}"
@@ -309,42 +305,8 @@ def _why_inconclusive(draft: _Draft, verdict: Verdict, found: str, family: int) 
     if sign_test:
         return f"{found}, and the interval does not exclude the claim", "more seeds, or longer runs"
     interval = f"[{verdict.effect.low:.3g}, {verdict.effect.high:.3g}]"
-    margin = float(draft.claim.margin or 1)
+    margin = float(verdict.claim.margin or 1)
     return f"the 90 % interval {interval} is not inside {1 / margin:.3g} … {margin:g}", "more seeds"
-
-
-def _lack_of(dose: DoseResponse, enough_alphas: bool, drift: np.ndarray) -> tuple[str, str] | None:
-    """Reason why a probe cannot decide its claim, and the remedy; None if it can."""
-    if not enough_alphas:
-        return "the probe has too few values of α", "a probe with three or more values of α"
-    if dose.pairs < 2:
-        return "the probe has fewer than two pairs of batches", "a probe of several pairs (--batches)"
-    if not np.all(np.isfinite(drift)):
-        return "the probe has no incorrect completions whose length could drift", "a task that is sometimes failed"
-    if not np.any(drift):
-        return "every drift is zero: no group of the probe has rewards that differ", "a policy that sometimes succeeds"
-    return None
-
-
-def judge_dose(claim: Claim, dose: DoseResponse | None) -> Verdict:
-    """The verdict on the probe's claim; None (no probe file) is not tested."""
-    if dose is None:
-        remedy = "lossbench probe with length-power:α for several α"
-        return Verdict(claim, "not tested", "no probe file", remedy)
-    order = np.argsort(dose.alphas)
-    alphas, drift = np.array(dose.alphas)[order], np.array(dose.drift)[order]
-    lack = _lack_of(dose, len(alphas) >= 3, drift)
-    if lack is not None:
-        return Verdict(claim, "not tested", f"cannot be tested because {lack[0]}", lack[1], n=dose.pairs)
-    effect = Interval(*(float(np.array(side)[order][0]) for side in (dose.drift, dose.ci_low, dose.ci_high)))
-    numbers = Verdict(claim, "inconclusive", "", effect=effect, unit=f"drift at α = {alphas[0]:g}", p=dose.p_falling,
-                      n=dose.pairs)  # fmt: skip
-    if dose.p_rising <= ALPHA:
-        return replace(numbers, status="contradicted", reason=f"drift rises with α, p = {dose.p_rising:.3g}")
-    if dose.p_falling <= ALPHA and bool(np.all(np.diff(drift) < 0)):
-        return replace(numbers, status="supported", reason=f"falls at every step of α, p = {dose.p_falling:.3g}")
-    return replace(numbers, reason=f"the fall is not monotone or not certain (p = {dose.p_falling:.3g})",
-                   remedy="more pairs of batches")  # fmt: skip
 
 
 def family_note(verdicts: Iterable[Verdict]) -> str:

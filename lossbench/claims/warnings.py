@@ -3,8 +3,10 @@
 Every check is a pure function of the runs' metrics, the planned runs and the recipe; `find_notices` runs them all.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +20,7 @@ from lossbench.loss.modes import DR_GRPO, Mode, is_half_dr_grpo
 from lossbench.loss.surrogates import SURROGATES
 from lossbench.metrics.compare import arm_values, arms_of, pair_key, pair_label
 from lossbench.metrics.length import Summary, records
+from lossbench.registry import Registry
 from lossbench.stats import seeds_needed
 from lossbench.store.read import RUN_FILE, read_json
 from lossbench.sweep.duplicates import equal_modes
@@ -46,15 +49,6 @@ FAMILY = 5
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One kind of warning: its code, how grave it is, and what to do about it."""
-
-    code: str
-    level: Level
-    remedy: str
-
-
-@dataclass(frozen=True)
 class Notice:
     """One warning about one sweep: what is the case, and what to do."""
 
@@ -78,18 +72,24 @@ class Evidence:
 
 Check = Callable[[Evidence], Iterator[str]]
 
-CATALOGUE: dict[str, Entry] = {}
-"""Every kind of warning by code."""
 
-_CHECKS: dict[str, Check] = {}
+@dataclass(frozen=True)
+class Entry:
+    """One kind of warning: its code, how grave it is, what to do about it, and the messages it finds."""
+
+    name: str
+    level: Level
+    remedy: str
+    check: Check
+
+
+CATALOGUE: Registry[Entry] = Registry("warning")
+"""Every kind of warning by code."""
 
 
 def _entry(code: str, level: Level, remedy: str) -> Callable[[Check], Check]:
     def add(check: Check) -> Check:
-        if code in CATALOGUE:
-            raise ValueError(f"two warnings have the code {code}")
-        CATALOGUE[code] = Entry(code, level, remedy)
-        _CHECKS[code] = check
+        CATALOGUE.add(Entry(code, level, remedy, check))
         return check
 
     return add
@@ -102,9 +102,9 @@ def find_notices(
     read = summary.problems, summary.only_characters
     evidence = Evidence(summary.metrics, summary.runs, recipe, versions or {}, *read)
     return [
-        Notice(entry.code, entry.level, message, entry.remedy)
+        Notice(entry.name, entry.level, message, entry.remedy)
         for entry in CATALOGUE.values()
-        for message in _CHECKS[entry.code](evidence)
+        for message in entry.check(evidence)
     ]
 
 
@@ -116,7 +116,7 @@ def run_versions(sweep: "Sweep") -> dict[str, dict[str, str]]:
             recorded = read_json(sweep.run_dir(run_id) / RUN_FILE).get("versions") or {}
         except UsageError:
             # A run not begun, or one whose damaged state `Sweep.problems` names already.
-            recorded = {}
+            continue
         if recorded:
             found[run_id] = {package: str(version) for package, version in recorded.items()}
     return found
@@ -153,10 +153,7 @@ def _damaged_files(evidence: Evidence) -> Iterator[str]:
 
 @_entry("duplicated-cells", "error", "keep one run per mode and seed; the first of each is used")
 def _duplicated_cells(evidence: Evidence) -> Iterator[str]:
-    seen: dict[tuple, int] = {}
-    for run in records(evidence.metrics):
-        cell = (run["arm"], pair_key(run))
-        seen[cell] = seen.get(cell, 0) + 1
+    seen = Counter((run["arm"], pair_key(run)) for run in records(evidence.metrics))
     for (arm, key), times in seen.items():
         if times > 1:
             yield f"{arm}, {pair_label(key)}: {times} runs"
@@ -195,13 +192,11 @@ def _mixed_versions(evidence: Evidence) -> Iterator[str]:
         f"{seeds_needed(ALPHA / FAMILY)} for {FAMILY} claims together")  # fmt: skip
 def _too_few_seeds(evidence: Evidence) -> Iterator[str]:
     counts = {arm: len(arm_values(evidence.metrics, arm, "late_length_mean")) for arm in arms_of(evidence.metrics)}
-    hopeless = [arm for arm, n in counts.items() if n < seeds_needed(ALPHA)]
-    few = [arm for arm, n in counts.items() if seeds_needed(ALPHA) <= n < seeds_needed(ALPHA / FAMILY)]
-    for arms, reach in (
-        (hopeless, f"no sign-flip test can reach {ALPHA:g}"),
-        (few, f"too few for {FAMILY} claims together"),
+    for fewest, needed, reach in (
+        (0, seeds_needed(ALPHA), f"no sign-flip test can reach {ALPHA:g}"),
+        (seeds_needed(ALPHA), seeds_needed(ALPHA / FAMILY), f"too few for {FAMILY} claims together"),
     ):
-        if arms:
+        if arms := [arm for arm, n in counts.items() if fewest <= n < needed]:
             numbers = sorted({counts[arm] for arm in arms})
             yield f"{', '.join(arms)}: {' or '.join(map(str, numbers))} completed seeds, {reach}"
 
@@ -244,28 +239,22 @@ def _cap_near_mean(evidence: Evidence) -> Iterator[str]:
 
 def _not_judged(evidence: Evidence, count: str) -> Iterator[str]:
     """Per arm, the completions of all its runs in one of the counts of `UNJUDGED`."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for run in records(evidence.runs):
         number = run.get(count)
         if number is not None and number > 0:  # NaN where the run did not record it
-            total[run["arm"]] = total.get(run["arm"], 0) + int(number)
+            total[run["arm"]] += int(number)
     yield from (f"{arm}: {UNJUDGED[count].format(number)}" for arm, number in total.items())
 
 
-@_entry("verifier-errors", "warning", "read the verifier's own message in log.txt of the runs, fix it or the answers, "
-        "and run the same command with --fresh")  # fmt: skip
-def _verifier_errors(evidence: Evidence) -> Iterator[str]:
-    yield from _not_judged(evidence, "verifier_errors")
-
-
-@_entry("unjudged", "warning", "have the task's verify return True or False")
-def _unjudged(evidence: Evidence) -> Iterator[str]:
-    yield from _not_judged(evidence, "unjudged")
-
-
-@_entry("unrewarded", "warning", "have the task's reward return a number, unless those rows are not to train")
-def _unrewarded(evidence: Evidence) -> Iterator[str]:
-    yield from _not_judged(evidence, "unrewarded")
+for _code, _count, _remedy in (
+    ("verifier-errors", "verifier_errors",
+     "read the verifier's own message in log.txt of the runs, fix it or the answers, and run the same command with "
+     "--fresh"),
+    ("unjudged", "unjudged", "have the task's verify return True or False"),
+    ("unrewarded", "unrewarded", "have the task's reward return a number, unless those rows are not to train"),
+):  # fmt: skip
+    _entry(_code, "warning", _remedy)(partial(_not_judged, count=_count))
 
 
 @_entry("dead-groups", "warning", "choose prompts of middling difficulty or larger groups")
@@ -275,9 +264,8 @@ def _dead_groups(evidence: Evidence) -> Iterator[str]:
             yield f"{arm}: {share:.0%} of late groups have equal rewards and give no gradient"
 
 
-@_entry(
-    "reward-flat", "warning", "train longer, raise the learning rate, or start from a policy that sometimes succeeds"
-)
+@_entry("reward-flat", "warning",
+        "train longer, raise the learning rate, or start from a policy that sometimes succeeds")  # fmt: skip
 def _reward_flat(evidence: Evidence) -> Iterator[str]:
     for arm in arms_of(evidence.metrics):
         runs = evidence.metrics.loc[evidence.metrics["arm"] == arm]
@@ -302,12 +290,10 @@ def _clipped_gradients(evidence: Evidence) -> Iterator[str]:
 
 @_entry("no-incorrect", "note", "look at correct lengths, or make the task harder")
 def _no_incorrect(evidence: Evidence) -> Iterator[str]:
-    accuracy = dict(_arm_means(evidence.metrics, "late_accuracy"))
-    for arm, share in accuracy.items():
-        if share == 1:
-            yield f"{arm}: no late completion is incorrect, so the incorrect length is undefined"
-        elif share == 0:
-            yield f"{arm}: no late completion is correct, so the correct length is undefined"
+    for arm, share in _arm_means(evidence.metrics, "late_accuracy"):
+        if share in (0, 1):
+            word = "incorrect" if share == 1 else "correct"
+            yield f"{arm}: no late completion is {word}, so the {word} length is undefined"
 
 
 @_entry("means-of-means", "note", "record completions to get pooled lengths")

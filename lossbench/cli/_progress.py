@@ -84,7 +84,7 @@ class Lines(Watch):
 
     @contextmanager
     def warm_start(self, title: str) -> Iterator[Callable[[int, int], None]]:
-        talk(f"{title} (once; about a minute each) …")
+        talk(f"{title} (once; about half a minute each) …")
         yield lambda done, total: None
 
     def begun(self, folder: Path, mine: Sequence[RunSpec], left: Sequence[RunSpec], slots: int | None) -> None:

@@ -28,11 +28,14 @@ BRANCHES = {"incorrect": 0.0, "correct": 1.0}
 """Branch → its value of `correct`."""
 
 
-def stops(rows: "Columns", forced_tokens: int = 0) -> "Columns":
+def stops(rows: "Columns", forced_tokens: int = 0) -> "tuple[Columns, np.ndarray, np.ndarray]":
     """Endings and free tokens of each branch, by step: `step`, `ended_<branch>`, `free_<branch>`.
 
+    Beside them, for each row (R), its place among the steps and its free tokens.
+
     `rows`: `step`, `length_tokens`, `terminated`, `correct` of completions, NaN where unknown; rows that lack one of
-    them count nowhere. `forced_tokens`: tokens that the task dictates.
+    them count nowhere. `forced_tokens`: tokens that the task dictates. Rows masked out of the loss tell of the policy
+    as the others do, and count.
     """
     step_S, at_R = np.unique(rows["step"], return_inverse=True)
     free_R = np.maximum(rows["length_tokens"] - forced_tokens, 0.0)
@@ -41,7 +44,7 @@ def stops(rows: "Columns", forced_tokens: int = 0) -> "Columns":
         there_R = (rows["correct"] == value) & ~np.isnan(free_R) & ~np.isnan(rows["terminated"])
         found[f"ended_{branch}"] = np.bincount(at_R[there_R], rows["terminated"][there_R], len(step_S))
         found[f"free_{branch}"] = np.bincount(at_R[there_R], free_R[there_R], len(step_S))
-    return found
+    return found, at_R, free_R
 
 
 def hazards(rows: "Columns", forced_tokens: int = 0) -> "Columns":
@@ -49,7 +52,10 @@ def hazards(rows: "Columns", forced_tokens: int = 0) -> "Columns":
 
     `rows` as for `stops`. NaN where a branch has no free token.
     """
-    found = stops(rows, forced_tokens)
+    return _hazards(stops(rows, forced_tokens)[0])
+
+
+def _hazards(found: "Columns") -> "Columns":
     rates = {f"hazard_{branch}": _ratio(found[f"ended_{branch}"], found[f"free_{branch}"]) for branch in BRANCHES}
     return {"step": found["step"], **rates}
 
@@ -63,19 +69,22 @@ def pushes(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int = 0) -> 
     `in_loss`, 0 for rows that are masked out of the loss. NaN where nothing has a weight, and throughout for modes that
     depend on micro-batches, which no table records.
     """
-    hazard = hazards(rows, forced_tokens)
-    step_S, at_R = np.unique(rows["step"], return_inverse=True)
-    free_R = np.maximum(rows["length_tokens"] - forced_tokens, 0.0)
+    return _pushes(rows, modes, *stops(rows, forced_tokens))
+
+
+def _pushes(
+    rows: "Columns", modes: "Sequence[Mode]", stopped: "Columns", at_R: np.ndarray, free_R: np.ndarray
+) -> "dict[str, Columns]":
+    hazard = _hazards(stopped)
     score_R = np.full(len(at_R), np.nan)
     for branch, value in BRANCHES.items():
-        mine_R = rows["correct"] == value
         expected_R = hazard[f"hazard_{branch}"][at_R] * free_R
-        score_R = np.where(mine_R, rows["terminated"] - expected_R, score_R)
+        score_R = np.where(rows["correct"] == value, rows["terminated"] - expected_R, score_R)
     known_R = ~np.isnan(score_R) & ~np.isnan(rows["reward"]) & ~np.isnan(rows["group"])
     kept = {name: values[known_R] for name, values in rows.items()}
     at_R, score_R = at_R[known_R], score_R[known_R]
     weighted = _weighted_advantages(kept, at_R, modes)
-    by_array = {id(wA_R): _of_mode(kept, at_R, score_R, wA_R, step_S) for wA_R in weighted}
+    by_array = {id(wA_R): _of_mode(kept, at_R, score_R, wA_R, hazard["step"]) for wA_R in weighted}
     return {mode.name: by_array[id(wA_R)] for mode, wA_R in zip(modes, weighted, strict=True)}
 
 
@@ -162,11 +171,11 @@ def pushed_sums(rows: "Columns", modes: "Sequence[Mode]", forced_tokens: int) ->
 
     Each step counts once in a window, whatever the size of its update: V is a mean over steps, U is V over the share.
     """
-    by_mode = {}
-    for name, pushed in pushes(rows, modes, forced_tokens).items():
+    by_mode, (stopped, *by_row) = {}, stops(rows, forced_tokens)
+    for name, pushed in _pushes(rows, modes, stopped, *by_row).items():
         sums = {key: np.nan_to_num(values) for key, values in pushed.items() if key.startswith(("added_", "share_"))}
         by_mode[name] = {**sums, "pushed_steps": np.isfinite(pushed["added_incorrect"]).astype(float)}
-    return stops(rows, forced_tokens), by_mode
+    return stopped, by_mode
 
 
 def separation(hazard: "Columns", pushed: "Columns") -> float:

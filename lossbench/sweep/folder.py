@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ def default_folder(recipe: Recipe, processes: int = 1, root: Path = Path("result
 
 def fresh_folder(folder: Path) -> Path:
     """`folder`, or with the first free number behind it."""
-    candidate, number = folder, 2
-    while candidate.exists():
-        candidate, number = folder.with_name(f"{folder.name}-{number}"), number + 1
-    return candidate
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(candidate for candidate in chain([folder], numbered) if not candidate.exists())
 
 
 def new_folder(folder: Path) -> Path:
@@ -57,17 +56,10 @@ def check_folder(folder: Path, recipe: Recipe, runs: Sequence[RunSpec], processe
         _refuse_other_runs(folder, known.get("runs", {}), runs)
     elif folder.is_dir() and any(path for path in folder.iterdir() if not path.name.startswith(".")):
         raise UsageError(f"'{folder}' is not empty and not a sweep: choose another --out")
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    if not existing.is_dir():
-        raise UsageError(f"cannot write to '{folder}': '{existing}' is not a folder")
-    if not os.access(existing, os.W_OK) or _read_only(existing):
-        raise UsageError(f"cannot write to '{folder}': '{existing}' is not writable")
-
-
-def _read_only(folder: Path) -> bool:
-    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        fault = "writable" if existing.is_dir() else "a folder"
+        raise UsageError(f"cannot write to '{folder}': '{existing}' is not {fault}")
 
 
 def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
@@ -78,14 +70,16 @@ def shared_by_all(recipe: Recipe, processes: int = 1) -> dict[str, Any]:
 def _refuse_other_plan(folder: Path, known: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     if known.get("kind") != "sweep":
         raise UsageError(f"'{folder}' holds logs of another trainer, not a sweep of lossbench: choose another --out")
-    theirs = known.get("shared", {})
-    changed = [
+    if changed := _changes(known.get("shared", {}), ours):
+        raise UsageError(f"'{folder}' belongs to another plan ({changed}): choose another --out or --fresh")
+
+
+def _changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return "; ".join(
         f"{key}: {json.dumps(theirs.get(key))} there, {json.dumps(ours.get(key))} here"
         for key in sorted({*theirs, *ours})
         if theirs.get(key) != ours.get(key)
-    ]
-    if changed:
-        raise UsageError(f"'{folder}' belongs to another plan ({'; '.join(changed)}): choose another --out or --fresh")
+    )
 
 
 def _refuse_other_runs(folder: Path, planned: Mapping[str, Any], runs: Sequence[RunSpec]) -> None:
@@ -102,13 +96,11 @@ def _refuse_other_runs(folder: Path, planned: Mapping[str, Any], runs: Sequence[
 
 def _difference(there: Path, spec: RunSpec) -> str:
     """The settings in which a run of the folder differs from `spec`, as far as its run.json tells."""
-    if not (there / RUN_FILE).exists():
-        return f"run {there.name} there, {spec.run_id} here"
-    ours, theirs = hashed_fields(spec), read_json(there / RUN_FILE).get("spec", {})
-    pairs = {**{k: (theirs.get(k), v) for k, v in ours.items() if k != "settings"}}
-    pairs |= {k: (theirs.get("settings", {}).get(k), v) for k, v in ours["settings"].items()}
-    changed = [f"{k}: {json.dumps(a)} there, {json.dumps(b)} here" for k, (a, b) in pairs.items() if a != b]
-    return "; ".join(changed) or f"run {there.name} there, {spec.run_id} here"
+    recorded = read_json(there / RUN_FILE).get("spec", {}) if (there / RUN_FILE).exists() else {}
+    theirs, ours = ({**fields, **fields.get("settings", {})} for fields in (recorded, hashed_fields(spec)))
+    hashed = ours.keys() - {"settings"} if recorded else ()
+    changed = _changes({key: theirs.get(key) for key in hashed}, {key: ours[key] for key in hashed})
+    return changed or f"run {there.name} there, {spec.run_id} here"
 
 
 def check_run_folders(folder: Path, runs: Sequence[RunSpec]) -> None:
@@ -176,49 +168,32 @@ def write_plan(
     `mine` are the runs that this call, given as `command`, covers (none where nothing was left to make); `contents`
     fingerprints what they read.
     """
+    made = {"command": command or command_line(), "versions": versions(), "git": git_state(), "machine": machine()}
+    call = {**made, "runs": [spec.run_id for spec in (runs if mine is None else mine)]}
+    shared, path = shared_by_all(recipe, processes), folder / SWEEP_FILE
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / GATE):
-        _write_plan(folder / SWEEP_FILE, recipe, runs, processes, claims_fingerprint, {
-            "command": command or command_line(), "versions": versions(), "git": git_state(), "machine": machine(),
-            "runs": [spec.run_id for spec in (runs if mine is None else mine)],
-        }, contents or {})  # fmt: skip
-
-
-def _write_plan(
-    path: Path, recipe: Recipe, runs: Sequence[RunSpec], processes: int, claims_fingerprint: str | None,
-    call: dict[str, Any], contents: Contents,
-) -> None:  # fmt: skip
-    known = read_json(path) if path.exists() else {}
-    planned: dict[str, Any] = dict(known.get("runs", {}))
-    planned.update({spec.run_id: _planned(spec) for spec in runs})
-    claims = known.get("claims", recipe.claims)
-    shared, calls = shared_by_all(recipe, processes), _calls(known)
-    plan = {
-        "sweep_version": SWEEP_VERSION,
-        "kind": "sweep",
-        "name": recipe.name,
-        "shared": shared,
-        "plan_hash": hash_of(shared),
-        "recipe": recipe.model_dump(mode="json"),
-        "baseline": recipe.baseline,
-        "claims": claims,
-        "claims_changed": known.get("claims_changed", False) or claims != recipe.claims,
-        "claims_fingerprint": known.get("claims_fingerprint", claims_fingerprint),
-        **{name: known.get(name, call[name]) for name in ("command", "versions", "git", "machine")},
-        "calls": [*calls, *([call] if call["runs"] and call not in calls else ())],
-        "contents": known.get("contents", {}) | contents,
-        "runs": planned,
-    }
-    if plan != known:
-        write_json(path, plan)
+        known = read_json(path) if path.exists() else {}
+        claims, calls = known.get("claims", recipe.claims), _calls(known)
+        plan = {
+            "sweep_version": SWEEP_VERSION, "kind": "sweep", "name": recipe.name,
+            "shared": shared, "plan_hash": hash_of(shared),
+            "recipe": recipe.model_dump(mode="json"), "baseline": recipe.baseline,
+            "claims": claims, "claims_changed": known.get("claims_changed", False) or claims != recipe.claims,
+            "claims_fingerprint": known.get("claims_fingerprint", claims_fingerprint),
+            **{name: known.get(name, value) for name, value in made.items()},
+            "calls": [*calls, *([call] if call["runs"] and call not in calls else ())],
+            "contents": known.get("contents", {}) | (contents or {}),
+            "runs": known.get("runs", {}) | {spec.run_id: _planned(spec) for spec in runs},
+        }  # fmt: skip
+        if plan != known:
+            write_json(path, plan)
 
 
 def _planned(spec: RunSpec) -> dict[str, Any]:
     labels = {key: value for key, value in spec.labels().items() if key != "run_id"}
-    return {
-        "arm": spec.arm, **labels, "policy": spec.policy, "policy_seed": spec.policy_seed,
-        "steps_planned": spec.settings.steps,
-    }  # fmt: skip
+    policy = {"policy": spec.policy, "policy_seed": spec.policy_seed}
+    return {"arm": spec.arm, **labels, **policy, "steps_planned": spec.settings.steps}
 
 
 def run_dir(folder: Path, run_id: str) -> Path:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lossbench.errors import UsageError
-from lossbench.sweep.recipe import Recipe, apply_assignments, make_recipe, recipe_keys, refuse_trust
+from lossbench.sweep.recipe import AXES, Recipe, apply_assignments, make_recipe, recipe_keys, refuse_trust
 from lossbench.sweep.run import RunOptions
 
-_AXES = ("loss_types", "agg_modes", "scale_rewards", "advantages")
-_LISTS = ("modes", *_AXES, "report_to")
+_LISTS = ("modes", *AXES, "report_to")
 
 
 def resolve(
@@ -37,17 +36,13 @@ def resolve(
     if "model" in given:
         given["policy"] = given.pop("model")
     given |= dataset_task(given.pop("dataset", None), given.pop("verifier", None), given.get("task"))
-    _drop_other_axes(keys, given)
-    return make_recipe(apply_assignments({**keys, **given}, list(assignments)), where), RunOptions(**options)
-
-
-def _drop_other_axes(keys: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Modes or axes that are given replace the recipe's modes, axes and arms, and with them its baseline."""
-    named = [key for key in ("modes", *_AXES) if key in given]
+    named = [key for key in ("modes", *AXES) if key in given]
     if "modes" in named and len(named) > 1:
         raise UsageError("--modes excludes --loss-types, --agg-modes and --scale-rewards: give one or the other")
-    for key in ("modes", "arms", "baseline", *_AXES) if named else ():
+    # Modes or axes that are given replace the recipe's modes, axes and arms, and with them its baseline.
+    for key in ("modes", "arms", "baseline", *AXES) if named else ():
         keys.pop(key, None)
+    return make_recipe(apply_assignments({**keys, **given}, list(assignments)), where), RunOptions(**options)
 
 
 def _list(key: str, value: Any) -> Any:

@@ -1,12 +1,20 @@
 """From a recipe to its runs: a pure function, seed-major, so that a stopped sweep is balanced."""
 
 import math
+import re
+from collections.abc import Sequence
+
+from pydantic import ValidationError
 
 from lossbench.errors import UsageError, unknown
 from lossbench.limits import refuse_beyond
 from lossbench.loss.modes import Mode, grid_modes, parse_mode, parse_modes
-from lossbench.sweep.recipe import Arm, Recipe
+from lossbench.policies import BUILT_IN
+from lossbench.sweep.recipe import Arm, Recipe, describe
 from lossbench.training.run_spec import RunSpec, Settings
+
+Shard = tuple[int, int]
+"""i and n of "slice i of n", from 1, for people with a scheduler of their own."""
 
 
 def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
@@ -26,19 +34,22 @@ def plan(recipe: Recipe, processes: int = 1) -> list[RunSpec]:
 
 def _most_runs(recipe: Recipe) -> int:
     """Number of runs that the recipe could have, counted before any mode is parsed."""
-    axes = [axis for axis in (recipe.loss_types, recipe.agg_modes, recipe.scale_rewards, recipe.advantages) if axis]
+    axes = [axis for axis in recipe.axes if axis]
     modes = math.prod(map(len, axes)) if axes else len(recipe.modes or ())
     return (modes + len(recipe.arms)) * len(recipe.seeds)
 
 
 def recipe_arms(recipe: Recipe) -> list[tuple[str, Mode, Arm]]:
     """(arm's name, mode, arm) of the recipe. Raises UsageError for an unknown mode or an arm named twice."""
-    arms = [Arm(mode=mode.name) for mode in _modes(recipe)] + recipe.arms
+    try:
+        arms = [(mode, Arm(mode=mode.name)) for mode in _modes(recipe)]
+        arms += [(parse_mode(arm.mode), arm) for arm in recipe.arms]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if not arms:
         raise UsageError("the recipe has no modes: give modes, loss_types and agg_modes, or arms")
     named: dict[str, tuple[str, Mode, Arm]] = {}
-    for arm in arms:
-        mode = parse(arm.mode)
+    for mode, arm in arms:
         label = arm.label or arm.policy
         name = f"{mode.name}[{label}]" if label else mode.name
         if arm.set and not label:
@@ -49,46 +60,22 @@ def recipe_arms(recipe: Recipe) -> list[tuple[str, Mode, Arm]]:
     return list(named.values())
 
 
-def parse(text: str) -> Mode:
-    """A mode in any spelling. Raises UsageError with the valid forms."""
-    try:
-        return parse_mode(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
 def _modes(recipe: Recipe) -> list[Mode]:
-    try:
-        if recipe.modes is not None:
-            return parse_modes(",".join(recipe.modes))
-        axes = recipe.loss_types, recipe.agg_modes, recipe.scale_rewards, recipe.advantages
-        if any(axes):
-            return grid_modes(*axes)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    return []
+    if recipe.modes is not None:
+        return parse_modes(",".join(recipe.modes))
+    return grid_modes(*recipe.axes) if any(recipe.axes) else []
 
 
 def _run(recipe: Recipe, name: str, mode: Mode, arm: Arm, seed: int, processes: int) -> RunSpec:
-    from lossbench.policies import BUILT_IN
-
     policy = arm.policy or recipe.policy
     return RunSpec(
-        arm=name,
-        mode=mode,
-        seed=seed,
-        policy=policy,
+        arm=name, mode=mode, seed=seed, policy=policy,
         policy_seed=recipe.policy_seed(seed) if policy in BUILT_IN else None,
-        settings=recipe.settings(arm.set),
-        processes=processes,
-    )
+        settings=recipe.settings(arm.set), processes=processes,
+    )  # fmt: skip
 
 
 def _check_settings(recipe: Recipe, name: str, mode: Mode, arm: Arm, processes: int) -> None:
-    from pydantic import ValidationError
-
-    from lossbench.sweep.recipe import describe
-
     try:
         settings = recipe.settings(arm.set)
     except ValidationError as error:
@@ -112,3 +99,22 @@ def _check_processes(name: str, mode: Mode, settings: Settings, processes: int) 
             f"mode '{name}' means each micro-batch by itself, so sharing it among {processes} processes is another "
             "experiment: run it with --nproc-per-run 1"
         )
+
+
+def parse_shard(text: str | None) -> Shard | None:
+    """`i/n` as two numbers; None for None. Raises UsageError.
+
+    >>> parse_shard("1/4")
+    (1, 4)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--shard '{text}': give i/n with 1 <= i <= n, such as 1/4")
+    return int(match[1]), int(match[2])
+
+
+def take_shard(runs: Sequence[RunSpec], shard: Shard | None) -> list[RunSpec]:
+    """The slice of the plan: every n-th run from the i-th on; all of it for None."""
+    return list(runs) if shard is None else list(runs[shard[0] - 1 :: shard[1]])

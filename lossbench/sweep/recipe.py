@@ -16,6 +16,7 @@ from lossbench.training.hashed_fields import hashed_fields
 from lossbench.training.run_spec import Settings
 
 _SEEDS_END = 2**32  # NumPy's generators take no more
+AXES = ("loss_types", "agg_modes", "scale_rewards", "advantages")  # of a grid
 _ONLY_BY_CALL = {"trust_remote_code": "--set trust_remote_code=true", "report_to": "--report-to"}
 
 
@@ -80,24 +81,19 @@ class Recipe(Settings):
                 f"per_device_train_batch_size x micro-batches per generation is {rows} completions, which groups of "
                 f"num_generations {group} do not divide; give a multiple of {group}"
             )
-        if self.modes is not None and (self.loss_types or self.agg_modes or self.scale_rewards or self.advantages):
+        if self.modes is not None and any(self.axes):
             raise ValueError("modes excludes loss_types, agg_modes, scale_rewards and advantages: give one kind")
         return self
 
+    @property
+    def axes(self) -> list[list[str] | None]:
+        """The axes of the grid, in the order of `AXES`."""
+        return [getattr(self, name) for name in AXES]
+
     def shared(self) -> dict[str, Any]:
         """Everything that all runs of the sweep share: all keys except arms, seeds, claims and texts."""
-        words = {
-            "name",
-            "description",
-            "modes",
-            "loss_types",
-            "agg_modes",
-            "scale_rewards",
-            "advantages",
-            "arms",
-            "seeds",
-        }
-        return hashed_fields(self, exclude=words | {"claims", "baseline"})
+        apart = ("name", "description", "modes", *AXES, "arms", "seeds", "claims", "baseline")
+        return hashed_fields(self, exclude=set(apart))
 
     def settings(self, changes: Mapping[str, Any] | None = None) -> Settings:
         """The settings of a run, with an arm's own changes."""
@@ -159,18 +155,14 @@ def recipe_path(name: str) -> Path:
     raise UsageError(f"{unknown('recipe', name, recipe_names())}; or the path of a TOML file")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The keys of a recipe file. Raises UsageError where it is not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a byte order mark first
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not TOML ({error})") from None
-
-
 def recipe_keys(name: str) -> dict[str, Any]:
     """The keys of the recipe `name` (built in, or a path), its own name among them. Raises UsageError."""
     path = recipe_path(name)
-    return {"name": path.stem, **read_toml(path)}
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # some editors put a byte order mark first
+        return {"name": path.stem, **tomllib.loads(text)}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML ({error})") from None
 
 
 def refuse_trust(keys: Mapping[str, Any], where: str) -> None:

@@ -2,10 +2,9 @@
 
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from lossbench.errors import UsageError
@@ -13,7 +12,7 @@ from lossbench.extras import TRAIN, require
 from lossbench.locks import sweep_lock
 from lossbench.policies.load import is_built_in
 from lossbench.policies.prepare import built_in_policy, missing_policies, prepare_policies
-from lossbench.processes import cores
+from lossbench.processes import cores, on_signal
 from lossbench.sweep.duplicates import duplicate_arms
 from lossbench.sweep.estimate import remember_timings
 from lossbench.sweep.executors import Resources, check_executor, kind_of, make_executor
@@ -30,15 +29,18 @@ from lossbench.sweep.folder import (
     run_state,
     write_plan,
 )
-from lossbench.sweep.plan import plan
+from lossbench.sweep.plan import Shard, parse_shard, plan, take_shard
 from lossbench.sweep.preflight import preflight
 from lossbench.sweep.recipe import Recipe
 from lossbench.sweep.schedule import Outcome, Watch, left_to_do, outcome, run_all
-from lossbench.sweep.shards import Shard, parse_shard, take_shard
 from lossbench.tasks.judging import judging_problems
 from lossbench.training.contents import Contents
 from lossbench.training.hashed_fields import hash_of
 from lossbench.training.run_spec import RunSpec
+
+_NAMED_WARM_STARTS = 4  # more are counted
+# Schedulers send SIGTERM before they kill: it ends a sweep as Ctrl-C does, with KeyboardInterrupt.
+_interrupted_by_sigterm = partial(on_signal, signal.SIGTERM, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,7 @@ def plan_recipe(
     """The runs of the recipe and their folder; writes nothing.
 
     `claims_fingerprint` stands for the wording and margins of the recipe's claims, `command` for what was called,
-    where that was not the command line. Raises UsageError for a plan or a
-    folder that cannot be.
+    where that was not the command line. Raises UsageError for a plan or a folder that cannot be.
     """
     require("a sweep", "train", *TRAIN)
     shard = parse_shard(options.shard)
@@ -104,24 +105,7 @@ def plan_recipe(
     return Planned(recipe, options, folder, runs, take_shard(runs, shard), shard, claims_fingerprint, command)
 
 
-@contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """End a sweep on SIGTERM, which schedulers send before they kill, as on Ctrl-C: with KeyboardInterrupt."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@interrupt_on_sigterm()
+@_interrupted_by_sigterm()
 def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     """The plan without duplicates, if so asked, once its models, tasks and devices have been looked at.
 
@@ -131,7 +115,6 @@ def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
     retry = planned.options.retry_failed
     looked_at = left_to_do(planned.folder, planned.mine, retry_failed=retry) if fetch else planned.mine
     if fetch:
-        _check_detached(planned.options)
         _check_executor(planned, [] if planned.options.skip_duplicates else looked_at)
     contents = preflight(looked_at, fetch=fetch, say=watch.note, here=planned.here)
     check_contents(planned.folder, contents)
@@ -143,8 +126,13 @@ def check_planned(planned: Planned, watch: Watch, *, fetch: bool) -> Planned:
 
 def _check_executor(planned: Planned, left: Sequence[RunSpec]) -> None:
     """Check options and, of the runs that are left, how many have no job yet. Raises UsageError."""
+    options, detached = planned.options, kind_of(planned.options.executor).detached
+    if options.detach and not detached:
+        raise UsageError(f"--detach: runs of --executor {options.executor} end with this command")
+    if detached and options.shard:
+        raise UsageError(f"--shard is for a scheduler of your own; --executor {options.executor} takes the whole plan")
     new = [spec for spec in left if not (run_dir(planned.folder, spec.run_id) / JOB_FILE).exists()]
-    check_executor(planned.options.executor, planned.wanted, len(new))
+    check_executor(options.executor, planned.wanted, len(new))
 
 
 def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
@@ -157,22 +145,17 @@ def _without_duplicates(planned: Planned, watch: Watch) -> Planned:
     found = duplicate_arms(recipe, planned.runs)
     for equality in found:
         watch.note(equality.sentence)
-    dropped = {equality.second for equality in found if equality.kind == "same"}
-    if not dropped:
+    dropped = sorted({equality.second for equality in found if equality.kind == "same"})
+    if dropped:
+        unskipped = "--skip-duplicates would train one of each pair of identical modes, without"
+        watch.note(f"{'skipped as duplicates:' if skip else unskipped} {', '.join(dropped)}")
+    if not (dropped and skip):
         return planned
-    if not skip:
-        watch.note(f"--skip-duplicates would train one of each pair of identical modes, without {_names(dropped)}")
-        return planned
-    watch.note(f"skipped as duplicates: {_names(dropped)}")
     runs, mine = ([spec for spec in specs if spec.arm not in dropped] for specs in (planned.runs, planned.mine))
     return replace(planned, runs=runs, mine=mine)
 
 
-def _names(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-@interrupt_on_sigterm()
+@_interrupted_by_sigterm()
 def run_planned(planned: Planned, watch: Watch) -> Outcome:
     """Make the runs that are left; a failed run is counted, not raised.
 
@@ -186,7 +169,11 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Jobs hold locks of the same cut, so that a sweep finds its way back to them and others do not.
-        cut = ((1, 1), "") if executor.detached else (planned.shard, _short_hash(planned.runs))
+        cut = (
+            ((1, 1), "")
+            if executor.detached
+            else (planned.shard, hash_of({"runs": [spec.run_id for spec in planned.runs]})[:6])
+        )
         with sweep_lock(folder, *cut):
             left = left_to_do(folder, planned.mine, retry_failed=options.retry_failed)
             check_run_folders(folder, left)
@@ -212,18 +199,6 @@ def run_planned(planned: Planned, watch: Watch) -> Outcome:
         executor.stop()
 
 
-def _check_detached(options: RunOptions) -> None:
-    detached = kind_of(options.executor).detached
-    if options.detach and not detached:
-        raise UsageError(f"--detach: runs of --executor {options.executor} end with this command")
-    if detached and options.shard:
-        raise UsageError(f"--shard is for a scheduler of your own; --executor {options.executor} takes the whole plan")
-
-
-def _short_hash(runs: Sequence[RunSpec]) -> str:
-    return hash_of({"runs": [spec.run_id for spec in runs]})[:6]
-
-
 def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
     """Build the built-in policies that are missing from the cache."""
     wanted = {
@@ -233,6 +208,13 @@ def _prepare_policies(runs: Sequence[RunSpec], watch: Watch) -> None:
     }
     missing = missing_policies(list(wanted))
     if missing:
-        names = ", ".join(f"'{wanted[policy].policy}' seed {policy.policy_seed}" for policy in missing)
-        with watch.warm_start(f"warm start of {names}") as on_step:
+        title = f"{len(missing)} warm starts"
+        if len(missing) <= _NAMED_WARM_STARTS:
+            title = f"warm start of {', '.join(_policy_name(wanted[policy]) for policy in missing)}"
+        with watch.warm_start(title) as on_step:
             prepare_policies(missing, cores(), on_step)
+
+
+def _policy_name(spec: RunSpec) -> str:
+    params = "".join(f" {name}={value}" for name, value in spec.settings.policy_params.items())
+    return f"'{spec.policy}'{params} seed {spec.policy_seed}"

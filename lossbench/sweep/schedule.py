@@ -1,13 +1,13 @@
 """Runs what is left of a plan, in plan order, as many at once as the executor has slots."""
 
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from lossbench.processes import on_signal
 from lossbench.sweep.executors.base import Ended, Executor, Progress
 from lossbench.sweep.folder import JOB_FILE, mark, run_dir, run_state
 from lossbench.training.run_spec import RunSpec
@@ -66,14 +66,9 @@ def left_to_do(folder: Path, runs: Sequence[RunSpec], *, retry_failed: bool = Fa
 
 
 def run_all(
-    folder: Path,
-    runs: Sequence[RunSpec],
-    executor: Executor,
-    watch: Watch,
-    *,
-    fail_fast: bool = False,
-    detach: bool = False,
-) -> None:
+    folder: Path, runs: Sequence[RunSpec], executor: Executor, watch: Watch,
+    *, fail_fast: bool = False, detach: bool = False,
+) -> None:  # fmt: skip
     """Run all of `runs`; a run that fails is recorded and the others go on, unless `fail_fast`.
 
     On an interrupt the runs that were going are stopped and marked as interrupted, unless they go on elsewhere, and the
@@ -91,7 +86,7 @@ def run_all(
 
     try:
         while going or (waiting and not (failed and fail_fast)):
-            while waiting and _has_room(executor, going) and not (failed and fail_fast):
+            while waiting and (executor.slots is None or len(going) < executor.slots) and not (failed and fail_fast):
                 spec = waiting.pop()
                 try:
                     executor.start(spec, run_dir(folder, spec.run_id))
@@ -115,28 +110,11 @@ def run_all(
         executor.detached = executor.detached and (detach or not going or watch.goes_on(len(going)))
         raise
     finally:
-        with _undisturbed():
+        with on_signal(signal.SIGINT, signal.SIG_IGN):  # a second Ctrl-C must not keep the runs from being stopped
             executor.stop()
             for spec in () if executor.detached else going.values():
                 if run_state(folder, spec.run_id)["status"] != "completed":
                     _record(folder, spec, "interrupted", "stopped with the sweep")
-
-
-def _has_room(executor: Executor, going: Sized) -> bool:
-    return executor.slots is None or len(going) < executor.slots
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not keep the runs from being stopped."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _end(folder: Path, spec: RunSpec, event: Ended, watch: Watch) -> bool:

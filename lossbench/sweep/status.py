@@ -13,18 +13,12 @@ def run_rows(sweep: Sweep) -> list[dict[str, Any]]:
     for run in sweep.runs.to_dict("records"):
         steps = sweep.run_table(run["run_id"], "steps", ["step", "reward_mean", "length_mean", "wall_s"]).to_pandas()
         sampled = steps.dropna(subset=["reward_mean"])
-        ended_badly = run["status"] in ("failed", "interrupted")
-        rows.append(
-            {
-                "run_id": run["run_id"],
-                "status": run["status"],
-                "step": int(steps["step"].max()) if len(steps) else 0,
-                "steps_planned": run["steps_planned"],
-                "reward": float(sampled["reward_mean"].iloc[-1]) if len(sampled) else None,
-                "length_tokens": float(sampled["length_mean"].iloc[-1]) if len(sampled) else None,
-                "wall_s": round(float(steps["wall_s"].sum()), 1) if len(steps) else None,
-                "reason": run["reason"] if ended_badly else None,
-                "log": run["log"] if ended_badly else None,
-            }
-        )
+        found = {name: run[name] for name in ("run_id", "status", "steps_planned")}
+        found |= {name: run[name] for name in ("reason", "log") if run["status"] in ("failed", "interrupted")}
+        if len(steps):
+            found |= {"step": int(steps["step"].max()), "wall_s": round(float(steps["wall_s"].sum()), 1)}
+        if len(sampled):
+            last = sampled.iloc[-1]
+            found |= {"reward": float(last["reward_mean"]), "length_tokens": float(last["length_mean"])}
+        rows.append({name: found.get(name, 0 if name == "step" else None) for name in COLUMNS})
     return rows

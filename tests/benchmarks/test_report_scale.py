@@ -13,7 +13,7 @@ from lossbench.store.write import write_json, write_table
 
 ARMS = ("grpo", "dr_grpo", "grpo@seq-mean-token-mean/none", "grpo@seq-mean-token-sum-norm/group", "dapo")
 SEEDS, STEPS, ROWS = 20, 1000, 100
-SECONDS, GIGABYTES = 20.0, 3.0
+SECONDS, GIGABYTES = 14.0, 1.5
 
 MEASURE = """
 import resource, sys, time

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from support.known_runs import write_sweep
 
-from lossbench.claims.judge import family_note, judge, judge_all, judge_dose
+from lossbench.claims.dose_claim import judge_dose
+from lossbench.claims.judge import family_note, judge, judge_all
 from lossbench.claims.registry import CLAIMS, fingerprint, select, stated
 from lossbench.claims.verdict import DoseResponse
 from lossbench.errors import UsageError

@@ -108,7 +108,7 @@ def test_a_run_with_logged_means_only_says_so(tmp_path):
 
 def test_evaluations_give_the_same_split(tmp_path):
     evals = [row | {"step": 10} for row in rollout_rows(10, [9, 11], [3])] + [
-        row | {"step": 0} for row in rollout_rows(10, [50], [50])
+        row | {"step": step} for step in (0, 5) for row in rollout_rows(10, [50], [50])
     ]
     for row in evals:
         del row["generation"]
@@ -154,6 +154,18 @@ def test_plateau_and_slope_after_it():
     slope, least_squares = slope_after(sums, start)
     assert slope == pytest.approx(30) and least_squares == pytest.approx(30, rel=0.02)
     assert all(math.isnan(value) for value in slope_after(sums, 95))
+
+
+def test_one_odd_step_turns_the_least_squares_slope_alone():
+    sums = rising(lambda step: 500.0 if step == 100 else 20 + 0.3 * step)
+    slope, least_squares = slope_after(sums, 50)
+    assert slope == pytest.approx(30) and least_squares > 60
+
+
+def test_a_path_ends_at_the_mean_of_its_last_fifth():
+    steps = np.arange(10.0)
+    rewards = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0])
+    assert common_reward([Trajectory(steps, steps, rewards, steps)]) == pytest.approx(0.95 * (0.8 + 1.0) / 2)
 
 
 def test_a_reward_that_does_not_rise_has_no_plateau():
@@ -235,6 +247,13 @@ def test_where_a_reward_is_negative_none_is_earned_per_token(tmp_path):
     rows[0]["reward"] = -0.5
     row = one_run(tmp_path, rows).metrics.iloc[0]
     assert np.isnan(row["token_efficiency"]) and row["late_reward"] == 0.25
+
+
+def test_tokens_of_completions_without_a_reward_are_not_held_against_the_others(tmp_path):
+    rows = rollout_rows(10, [5], [4])
+    rows.append(rows[0] | {"sample": 2, "length_tokens": 100, "reward": None})
+    row = one_run(tmp_path, rows).metrics.iloc[0]
+    assert row["token_efficiency"] == pytest.approx(1000 * 1 / 9) and row["tokens_total"] == 109
 
 
 def test_a_log_of_means_has_no_spread_of_lengths(tmp_path):

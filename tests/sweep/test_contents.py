@@ -14,6 +14,7 @@ from lossbench.policies.tiny import TinyPolicy, make_model, make_tokenizer
 from lossbench.store.read import read_json
 from lossbench.sweep import run as sweep_run
 from lossbench.sweep.folder import new_folder, reproducing_commands, run_dir
+from lossbench.sweep.plan import plan
 from lossbench.sweep.run import RunOptions, check_planned, plan_recipe, run_planned
 from lossbench.sweep.schedule import Watch
 from lossbench.training.contents import model_contents, task_contents
@@ -172,3 +173,25 @@ def test_a_completed_run_keeps_what_it_read(tmp_path):
     execute(spec, run_dir(tmp_path, spec.run_id))
     kept = read_json(run_dir(tmp_path, spec.run_id) / "run.json")["contents"]
     assert list(kept) == ["task selfcheck"] and len(kept["task selfcheck"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("doses", "title"),
+    [
+        ((0.25, 0.5), "warm start of 'selfcheck' check_truth=0.25 seed 0, 'selfcheck' check_truth=0.5 seed 0"),
+        ((0.1, 0.2, 0.3, 0.4, 0.5), "5 warm starts"),
+    ],
+)
+def test_few_warm_starts_are_told_apart_by_their_parameters_and_many_are_counted(monkeypatch, doses, title):
+    arms = [{"mode": "grpo", "label": f"{dose}", "set": {"policy_params": {"check_truth": dose}}} for dose in doses]
+    titles: list[str] = []
+
+    class Titles(Watch):
+        def warm_start(self, title):
+            titles.append(title)
+            return super().warm_start(title)
+
+    monkeypatch.setattr(sweep_run, "missing_policies", list)
+    monkeypatch.setattr(sweep_run, "prepare_policies", lambda *_: None)
+    sweep_run._prepare_policies(plan(quick_recipe(modes=None, arms=arms)), Titles())
+    assert titles == [title]

@@ -14,8 +14,7 @@ from lossbench.sweep.executors.base import Ended, Resources
 from lossbench.sweep.executors.local import LocalExecutor
 from lossbench.sweep.executors.slots import plan_slots
 from lossbench.sweep.folder import check_run_folders, run_dir
-from lossbench.sweep.plan import plan
-from lossbench.sweep.shards import parse_shard, take_shard
+from lossbench.sweep.plan import parse_shard, plan, take_shard
 from lossbench.training.checkpoint import checkpoint_steps, newest_checkpoint, seal
 from lossbench.training.run_spec import Settings
 
