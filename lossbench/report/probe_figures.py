@@ -84,7 +84,7 @@ def policies_picture(points: Sequence[PolicyPoint]) -> Picture:
     for place, kind in enumerate(kinds):
         mine = [point for point in points if point.kind == kind]
         x, y = np.array([1 - point.cancelled for point in mine]), np.array([point.growth_tokens for point in mine])
-        lines.append(Line(x, y, _HUES[place % len(_HUES)], kind, width=0, mark=7))
+        lines.append(Line(x, y, _HUES[place % len(_HUES)], kind.partition(" ")[2] or kind, width=0, mark=7))
     panel = Panel(tuple(lines), "", "share of the push that the probe finds not cancelled, 1 − ρ",
                   "growth under grpo beyond dr_grpo (tokens)", levels=((0.0, ""),), uprights=(0.0,))  # fmt: skip
     found, _ = rank_correlation(*np.array([(1 - point.cancelled, point.growth_tokens) for point in points]).T)
