@@ -28,7 +28,7 @@ def test_a_sweep_plans_from_the_wheel_alone(installed, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == 1 + 6  # a header, three modes times two seeds
+    assert len(result.stdout.splitlines()) == 1 + 12  # a header, two modes times six seeds
     where = subprocess.run(
         [sys.executable, "-c", "import lossbench; print(lossbench.__file__)"],
         cwd=tmp_path, env=environment, capture_output=True, text=True,

@@ -28,7 +28,7 @@ def identify(
     given = [item for item in (target, trl, verl, swift) if item is not None]
     if len(given) != 1:
         raise UsageError("give one of: a loss function as file.py:name, a log, --trl FILE, --verl FILE, --swift FILE")
-    if target is not None and ":" not in target and Path(target).exists():
+    if target is not None and Path(target).suffix != ".py" and Path(target).exists():
         _print_log(Path(target), format)
         return
     title, notes, row = _of_settings(Path(given[0])) if target is None else _of_function(target, _adapter(call))

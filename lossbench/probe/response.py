@@ -20,7 +20,7 @@ from lossbench.stats import Interval, t_interval
 _BINS = 8
 _CANCELLED = "cancelled"
 _SMALL = 0.15
-"""An interval around 0 within this share of the largest drift is no change; one around a cancelled share of 1, all."""
+"""An interval within this share of the largest drift from 0 is no change; one around a cancelled share of 1, all."""
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,10 @@ def _way(row: Drift, part: Parts, largest: float) -> str:
         return "no change"
     if row.low is None or row.high is None:
         return "undecided"
+    if max(abs(row.low), abs(row.high)) <= _SMALL * largest:
+        return "no change"
     if not row.low <= 0 <= row.high:
         return "longer" if row.drift > 0 else "shorter"
-    if max(-row.low, row.high) <= _SMALL * largest:
-        return "no change"
     low, high = part.cancelled_low, part.cancelled_high
     whole = low is not None and high is not None and low >= 1 - _SMALL and high <= 1 + _SMALL
     return _CANCELLED if whole else "undecided"

@@ -51,7 +51,7 @@ class Record(Protocol):
 
 
 class Engine:
-    """Makes records of batches, and projects the two batches of a pair on each other's directions.
+    """Records of batches, and the projections of the two batches of a pair on each other's directions.
 
     This one holds each direction as a vector, no longer than one batch is projected on it.
     """

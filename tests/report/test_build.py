@@ -56,7 +56,7 @@ def test_all_files_are_there(made: Report) -> None:
     for name in ("index.html", "report.md", "summary.csv", "summary.json"):
         assert (made.folder / name).stat().st_size > 500, name
     drawn = {path.stem for path in (made.folder / "figures").glob("*.png")}
-    assert drawn == set(FIGURES) - {"drift", "dose_response", "response", "trained_drift"}  # there is no probe
+    assert drawn == set(FIGURES) - {"drift", "dose_response", "response", "policies", "trained_drift"}  # no probe
     for name in drawn:
         assert (made.folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (made.folder / "figures" / f"{name}.svg").read_text()[:2000]
