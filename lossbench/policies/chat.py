@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from lossbench.errors import UsageError, one_line
-from lossbench.tasks.base import Prompt, Task, WrappedTask
+from lossbench.tasks.base import Task, WrappedTask
 
 PLAIN = "ask in plain text with --set task_params.chat=false (arithmetic: --set task_params.form=plain)"
 
@@ -16,20 +16,10 @@ class ChatTask(WrappedTask):
     def __init__(self, task: Task, tokenizer: Any, reference: str) -> None:
         super().__init__(task)
         render = chat_renderer(tokenizer, reference)
-        self._train, self._eval = (
+        self.train_prompts, self.eval_prompts = (
             [replace(prompt, text=render(prompt.text)) for prompt in prompts]
             for prompts in (task.train_prompts, task.eval_prompts)
         )
-
-    @property
-    def train_prompts(self) -> list[Prompt]:
-        """The wrapped task's training prompts, rendered."""
-        return self._train
-
-    @property
-    def eval_prompts(self) -> list[Prompt]:
-        """The wrapped task's evaluation prompts, rendered."""
-        return self._eval
 
 
 def as_read_by(task: Task, tokenizer: Any, reference: str) -> Task:

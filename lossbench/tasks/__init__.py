@@ -1,26 +1,43 @@
-"""Tasks: prompts with a verifiable reward. A new one is a file with a factory, and a row in `TASKS`."""
+"""Tasks: prompts with a verifiable reward. A new one is a file with a class, and a row in `TASKS`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lossbench.errors import UsageError, unknown
-from lossbench.tasks.arithmetic import make_arithmetic
-from lossbench.tasks.base import Prompt, Task, TaskEntry
-from lossbench.tasks.countdown import make_countdown
-from lossbench.tasks.dataset import hub_data, make_dataset
+from lossbench.tasks.arithmetic import Arithmetic, ArithmeticParams
+from lossbench.tasks.base import Prompt, Task
+from lossbench.tasks.countdown import Countdown, CountdownParams
+from lossbench.tasks.dataset import HUB, DatasetParams, DatasetTask
 from lossbench.tasks.overlong import OverlongPenalty, WithOverlongPenalty
 from lossbench.tasks.params import TaskParams, read_params
-from lossbench.tasks.reasoning_gym import PREFIX, make_reasoning_gym
-from lossbench.tasks.selfcheck import make_selfcheck
+from lossbench.tasks.reasoning_gym import PREFIX, ReasoningGymParams, ReasoningGymTask
+from lossbench.tasks.selfcheck import SelfCheck
 from lossbench.tasks.user_file import is_file_reference, task_from_file
 
 __all__ = ["TASKS", "Prompt", "Task", "TaskEntry", "make_task", "remote_data"]
 
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A registry row: what makes the task from its parameters, what these are, and one line about it."""
+
+    make: Callable[[Any], Task]
+    params: type[TaskParams]
+    summary: str
+
+
 TASKS: dict[str, TaskEntry] = {
-    "selfcheck": TaskEntry(make_selfcheck, "one-digit sums, then any number of self-checks (the built-in experiment)"),
-    "arithmetic": TaskEntry(make_arithmetic, "sums as plain text, with worked examples, or as a chat question"),
-    "countdown": TaskEntry(make_countdown, "combine numbers with + - * / into a target"),
-    "dataset": TaskEntry(make_dataset, "prompts and answers of a jsonl, json, csv or parquet file, or of hub:name"),
+    "selfcheck": TaskEntry(
+        lambda _: SelfCheck(), TaskParams, "one-digit sums, then any number of self-checks (the built-in experiment)"
+    ),
+    "arithmetic": TaskEntry(
+        Arithmetic, ArithmeticParams, "sums as plain text, with worked examples, or as a chat question"
+    ),
+    "countdown": TaskEntry(Countdown, CountdownParams, "combine numbers with + - * / into a target"),
+    "dataset": TaskEntry(
+        DatasetTask, DatasetParams, "prompts and answers of a jsonl, json, csv or parquet file, or of hub:name"
+    ),
 }
 
 
@@ -37,9 +54,9 @@ def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
     """
     own, overlong = _split(name, params)
     if name in TASKS:
-        task = TASKS[name].factory(own)
+        task = TASKS[name].make(read_params(name, own, TASKS[name].params))
     elif name.startswith(PREFIX):
-        task = make_reasoning_gym(name.removeprefix(PREFIX), own)
+        task = ReasoningGymTask(name.removeprefix(PREFIX), read_params(name, own, ReasoningGymParams))
     elif is_file_reference(name):
         task = task_from_file(name, own)
     else:
@@ -50,7 +67,8 @@ def make_task(name: str, params: Mapping[str, Any] | None = None) -> Task:
 def remote_data(name: str, params: Mapping[str, Any] | None = None) -> str | None:
     """The data set on the hub that the task asks for, None where it needs none. Raises UsageError as `make_task`."""
     own, _ = _split(name, params)
-    return hub_data(own) if name == "dataset" else None
+    path = read_params(name, own, DatasetParams).path if name == "dataset" else ""
+    return path if path.startswith(HUB) else None
 
 
 def _split(name: str, params: Mapping[str, Any] | None) -> tuple[dict[str, Any], OverlongPenalty | None]:

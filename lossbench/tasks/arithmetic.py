@@ -3,14 +3,13 @@
 The answer of a completion is the last number in it, so the completion may reason, chat or repeat itself as it likes.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import Size, TaskParams, held_out, read_params
+from lossbench.tasks.base import Prompt, VerifiedTask
+from lossbench.tasks.params import Size, TaskParams, held_out
 from lossbench.tasks.verifiers import Verifier, check_last_number
 
 
@@ -29,7 +28,7 @@ class ArithmeticParams(TaskParams):
 _ENUMERATED = 100_000  # spaces up to this size are listed and shuffled instead of drawn
 
 
-class Arithmetic:
+class Arithmetic(VerifiedTask):
     """Sums of `operands` numbers of up to `digits` digits; training and evaluation prompts never overlap.
 
     `train_size` and `eval_size` are upper bounds: a space of problems smaller than that gives a fifth of itself to
@@ -63,14 +62,6 @@ class Arithmetic:
             text = "\n".join([*worked, f"{total} ="])
         return Prompt(number, text, str(sum(terms)))
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """Whether the last number of the completion is the sum."""
-        return self.verifier(completion, answer)
-
-    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
-        """1.0 for a right answer that ended before the cap, else 0.0."""
-        return correct_and_terminated(correct, terminated)
-
 
 def _problems(operands: int, digits: int, count: int, generator: np.random.Generator) -> list[tuple[int, ...]]:
     """Up to `count` different problems in random order."""
@@ -82,8 +73,3 @@ def _problems(operands: int, digits: int, count: int, generator: np.random.Gener
     while len(drawn) < min(count, _ENUMERATED):
         drawn[tuple(int(term) for term in generator.integers(0, base, operands))] = None
     return list(drawn)
-
-
-def make_arithmetic(params: Mapping[str, Any]) -> Arithmetic:
-    """The task from its parameters. Raises UsageError."""
-    return Arithmetic(read_params("arithmetic", params, ArithmeticParams))

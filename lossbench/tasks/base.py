@@ -3,9 +3,10 @@
 A new task is one file that defines a factory, and one row in `lossbench/tasks/__init__.py`.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from lossbench.tasks.verifiers import Verifier
 
 
 @dataclass(frozen=True)
@@ -51,27 +52,27 @@ class Task(Protocol):
         ...
 
 
+class VerifiedTask:
+    """Base of the built-in tasks: a verifier judges the answer, and a right one that ended by itself earns 1.0."""
+
+    verifier: Verifier
+
+    def verify(self, completion: str, answer: str) -> bool:
+        """The verifier's verdict on the completion."""
+        return self.verifier(completion, answer)
+
+    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
+        """1.0 for a right answer that ended before the cap, else 0.0."""
+        return 1.0 if correct and terminated else 0.0
+
+
 class WrappedTask:
-    """Base class that delegates to another task."""
+    """Base class that delegates to another task, also for the optional attributes (`chat`, `right_completion`)."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self.name = task.name
-
-    @property
-    def train_prompts(self) -> list[Prompt]:
-        """The wrapped task's training prompts."""
-        return self._task.train_prompts
-
-    @property
-    def eval_prompts(self) -> list[Prompt]:
-        """The wrapped task's evaluation prompts."""
-        return self._task.eval_prompts
-
-    @property
-    def shortest_answer_tokens(self) -> int:
-        """The wrapped task's shortest rewarded completion, tokens."""
-        return self._task.shortest_answer_tokens
+        self.name, self.shortest_answer_tokens = task.name, task.shortest_answer_tokens
+        self.train_prompts, self.eval_prompts = task.train_prompts, task.eval_prompts
 
     def verify(self, completion: str, answer: str) -> bool | None:
         """The wrapped task's verdict on the answer."""
@@ -82,18 +83,5 @@ class WrappedTask:
         return self._task.reward(correct, terminated, length_tokens)
 
     def __getattr__(self, name: str) -> Any:
-        """Optional attributes (`chat`, `verifier`, `right_completion`) come from the wrapped task."""
+        """What the wrapper lacks comes from the wrapped task."""
         return getattr(self._task, name)
-
-
-@dataclass(frozen=True)
-class TaskEntry:
-    """A registry row: how to make the task from its parameters, and one line about it."""
-
-    factory: Callable[[Mapping[str, Any]], Task]
-    summary: str
-
-
-def correct_and_terminated(correct: bool | None, terminated: bool) -> float:
-    """The reward of the built-in tasks: 1.0 for a right answer that ended by itself, else 0.0."""
-    return 1.0 if correct and terminated else 0.0

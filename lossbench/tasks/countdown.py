@@ -8,16 +8,16 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from lossbench.errors import UsageError
-from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import Size, TaskParams, held_out, read_params
+from lossbench.tasks.base import Prompt, VerifiedTask
+from lossbench.tasks.params import Size, TaskParams, held_out
 from lossbench.tasks.verifiers import Verifier, marked_answer
 
 _LONGEST_EXPRESSION = 200  # characters
@@ -96,7 +96,7 @@ class CountdownParams(TaskParams):
         return self
 
 
-class Countdown:
+class Countdown(VerifiedTask):
     """Problems with at least one solution, made by combining the numbers at random."""
 
     name = "countdown"
@@ -137,14 +137,6 @@ class Countdown:
         """A completion that solves `prompt`."""
         return f"<answer>{self._solutions[prompt.id]}</answer>"
 
-    def verify(self, completion: str, answer: str) -> bool:
-        """Whether the completion's expression makes the target from exactly the given numbers."""
-        return self.verifier(completion, answer)
-
-    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
-        """1.0 for a right answer that ended before the cap, else 0.0."""
-        return correct_and_terminated(correct, terminated)
-
 
 def _combined(terms: list[int], generator: np.random.Generator) -> tuple[str, Fraction]:
     """`terms` joined from left to right by random operations: the expression and its value."""
@@ -154,8 +146,3 @@ def _combined(terms: list[int], generator: np.random.Generator) -> tuple[str, Fr
         expression = f"({expression} {sign} {term})"
         value = {"+": value + term, "-": value - term, "*": value * term, "/": value / term}[sign]
     return expression, value
-
-
-def make_countdown(params: Mapping[str, Any]) -> Countdown:
-    """The task from its parameters. Raises UsageError."""
-    return Countdown(read_params("countdown", params, CountdownParams))

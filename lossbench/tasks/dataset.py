@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import model_validator
 
 from lossbench.errors import UsageError, one_line
 from lossbench.network import no_hub
-from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import TaskParams, held_out, read_params
+from lossbench.tasks.base import Prompt, VerifiedTask
+from lossbench.tasks.params import TaskParams, held_out
 from lossbench.tasks.verifiers import make_verifier, verifier_kind
 
 HUB = "hub:"
@@ -45,8 +46,15 @@ class DatasetParams(TaskParams):
     eval_size: int = 100
     seed: int = 0
 
+    @model_validator(mode="after")
+    def _check_source(self) -> "DatasetParams":
+        if not self.path:
+            raise ValueError("which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
+        verifier_kind(self.verifier)
+        return self
 
-class DatasetTask:
+
+class DatasetTask(VerifiedTask):
     """Rows of a data set in an order shuffled once by `seed`; the first `eval_size` (a fifth at most) evaluate."""
 
     shortest_answer_tokens = 2  # one answer token and the EOS
@@ -79,14 +87,6 @@ class DatasetTask:
     def right_completion(self, prompt: Prompt) -> str:
         """A completion that solves `prompt`."""
         return self._right(prompt.answer)
-
-    def verify(self, completion: str, answer: str) -> bool:
-        """The chosen verifier's verdict on the completion."""
-        return self.verifier(completion, answer)
-
-    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
-        """1.0 for a right answer that ended before the cap, else 0.0."""
-        return correct_and_terminated(correct, terminated)
 
 
 def _title(path: str) -> str:
@@ -228,22 +228,3 @@ def _from_hub(name: str, config: str | None, split: str, revision: str | None, *
         return load_dataset(name, config, split=split, revision=revision)
     finally:
         client.HF_HUB_OFFLINE = before
-
-
-def make_dataset(params: Mapping[str, Any]) -> DatasetTask:
-    """The task from its parameters; `path` must be given. Raises UsageError naming file, row and remedy."""
-    return DatasetTask(_checked(params))
-
-
-def hub_data(params: Mapping[str, Any]) -> str | None:
-    """The data set that the task would have to fetch, None where it is a file. Raises UsageError for bad parameters."""
-    path = _checked(params).path
-    return path if path.startswith(HUB) else None
-
-
-def _checked(params: Mapping[str, Any]) -> DatasetParams:
-    values = read_params("dataset", params, DatasetParams)
-    if not values.path:
-        raise UsageError("task 'dataset': which one? give --dataset data.jsonl (jsonl, json, csv, parquet or hub:name)")
-    verifier_kind(values.verifier)
-    return values

@@ -1,22 +1,10 @@
 """DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), beside any task's own reward and any loss mode."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lossbench.errors import UsageError
 from lossbench.tasks.base import Task, WrappedTask
 from lossbench.tasks.judging import checked_reward
-
-NestedIds = Sequence[int] | Sequence["NestedIds"]
-
-
-def token_count(ids: NestedIds) -> int:
-    """Number of token ids in a completion, or in all turns of one: nested lists are summed, turns are not counted.
-
-    >>> token_count([[0, 1, 2], [3, 4, 5, 6]])
-    7
-    """
-    return sum(token_count(part) if isinstance(part, Sequence) else 1 for part in ids)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ P = TypeVar("P", bound=TaskParams)
 
 def read_params(task: str, given: Mapping[str, Any], kind: type[P]) -> P:
     """The parameters `given`, and the defaults of `kind` for the others. Raises UsageError for a name or value."""
+    if given and not kind.model_fields:
+        raise UsageError(f"task '{task}' takes no parameters, got {', '.join(sorted(given))}")
     for name in given:
         if name not in kind.model_fields:
             raise UsageError(unknown(f"parameter of task '{task}'", name, kind.model_fields))

@@ -1,12 +1,11 @@
 """`reasoning-gym:NAME`: a generator of the reasoning-gym collection (extra `tasks`) with its own scorer."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lossbench.errors import UsageError, unknown
 from lossbench.extras import require
-from lossbench.tasks.base import Prompt, correct_and_terminated
-from lossbench.tasks.params import Size, TaskParams, read_params
+from lossbench.tasks.base import Prompt, VerifiedTask
+from lossbench.tasks.params import Size, TaskParams
 from lossbench.tasks.verifiers import Verifier, marked_answer
 
 PREFIX = "reasoning-gym:"
@@ -21,7 +20,7 @@ class ReasoningGymParams(TaskParams):
     threshold: float = 0.99
 
 
-class ReasoningGymTask:
+class ReasoningGymTask(VerifiedTask):
     """Problems `0 .. eval_size-1` of a generator are for evaluation, the next `train_size` for training.
 
     The answer is the marked part of a completion (`<answer></answer>`, `\\boxed{}` or `####`), else its last line that
@@ -62,16 +61,3 @@ class ReasoningGymTask:
     def right_completion(self, prompt: Prompt) -> str:
         """A completion that solves `prompt`."""
         return f"<answer>{self._entries[prompt.answer]['answer']}</answer>"
-
-    def verify(self, completion: str, answer: str) -> bool:
-        """The verdict of the generator's own scorer on the completion."""
-        return self.verifier(completion, answer)
-
-    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
-        """1.0 for a right answer that ended before the cap, else 0.0."""
-        return correct_and_terminated(correct, terminated)
-
-
-def make_reasoning_gym(generator: str, params: Mapping[str, Any]) -> ReasoningGymTask:
-    """The task from its parameters. Raises UsageError."""
-    return ReasoningGymTask(generator, read_params(f"{PREFIX}{generator}", params, ReasoningGymParams))

@@ -6,11 +6,8 @@ freedom that a length-biased loss exploits.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from lossbench.errors import UsageError
-from lossbench.tasks.base import Prompt, correct_and_terminated
+from lossbench.tasks.base import Prompt, VerifiedTask
 
 CHECK_RIGHT, CHECK_WRONG = "y", "n"
 ALPHABET = "0123456789+=" + CHECK_RIGHT + CHECK_WRONG
@@ -26,7 +23,7 @@ def reversed_sum(a: int, b: int) -> str:
     return f"{a + b:02d}"[::-1]
 
 
-class SelfCheck:
+class SelfCheck(VerifiedTask):
     """All hundred sums of two digits; training and evaluation prompts are the same."""
 
     name = "selfcheck"
@@ -42,14 +39,3 @@ class SelfCheck:
         """Whether the digits that open the completion are the answer; what follows them is free."""
         digits = _LEADING_DIGITS.match(completion)
         return digits is not None and digits.group() == answer
-
-    def reward(self, correct: bool | None, terminated: bool, length_tokens: int) -> float:
-        """1.0 for a right answer that ended before the cap, else 0.0."""
-        return correct_and_terminated(correct, terminated)
-
-
-def make_selfcheck(params: Mapping[str, Any]) -> SelfCheck:
-    """The task; it takes no parameters."""
-    if params:
-        raise UsageError(f"task 'selfcheck' takes no parameters, got {', '.join(sorted(params))}")
-    return SelfCheck()

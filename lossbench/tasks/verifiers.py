@@ -7,7 +7,7 @@ goes wrong while a completion is judged is counted, logged, and read as "not cor
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
@@ -206,7 +206,11 @@ def check_choice(completion: str, answer: str) -> bool:
 
 
 def _not_a_number(answer: str) -> str | None:
-    return None if last_number(answer) is not None else "holds no number"
+    if last_number(answer) is not None:
+        return None
+    longest = max((len(digits) for digits in re.findall(r"\d+", answer)), default=0)
+    too_long = f"holds a number of {longest:,} digits, valid: at most {_LONGEST_NUMBER}"
+    return too_long if longest > _LONGEST_NUMBER else "holds no number"
 
 
 def _not_a_letter(answer: str) -> str | None:
@@ -247,15 +251,13 @@ def _right_math(answer: str) -> str:
     return as_math(answer)
 
 
-def _right_choice(answer: str) -> str:
-    return _gold_letter(answer) or answer
-
-
 VERIFIERS: dict[str, VerifierKind] = {
     "numeric": VerifierKind(lambda: (check_numeric, _not_a_number), "the last (or marked) number equals the answer's"),
     "exact": VerifierKind(lambda: (check_exact, _blank), "the text equals the answer, up to case and spacing"),
     "choice": VerifierKind(
-        lambda: (check_choice, _not_a_letter), "the marked option letter, or the last, is the answer's", _right_choice
+        lambda: (check_choice, _not_a_letter),
+        "the marked option letter, or the last, is the answer's",
+        lambda answer: _gold_letter(answer) or answer,
     ),
     "math": VerifierKind(_start_math, "math-verify says that the expressions are equal (extra `math`)", _right_math),
 }
@@ -274,7 +276,7 @@ class Verifier:
     check: Check
     gold_problem: GoldProblem = lambda answer: None
     errors: int = 0
-    last_error: str | None = field(default=None)
+    last_error: str | None = None
 
     def __call__(self, completion: str, answer: str) -> bool:
         """Whether `completion` gives `answer`; False, counted and logged, where the check itself fails."""
@@ -285,14 +287,11 @@ class Verifier:
         try:
             return check(completion, answer)
         except Exception as error:  # a failure of a third party's parser, or of a user's code, must not end a run
-            self._failed(error)
+            self.errors += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+            if self.errors <= _LOGGED_ERRORS:
+                _LOG.warning("verifier '%s' failed on a completion, counted as wrong: %s", self.name, self.last_error)
             return False
-
-    def _failed(self, error: Exception) -> None:
-        self.errors += 1
-        self.last_error = f"{type(error).__name__}: {error}"
-        if self.errors <= _LOGGED_ERRORS:
-            _LOG.warning("verifier '%s' failed on a completion, counted as wrong: %s", self.name, self.last_error)
 
 
 def verifier_kind(name: str) -> VerifierKind:

@@ -14,7 +14,7 @@ from lossbench.errors import UsageError
 from lossbench.tasks import TASKS, make_task
 from lossbench.tasks.base import Prompt
 from lossbench.tasks.countdown import check_countdown, evaluate
-from lossbench.tasks.overlong import OverlongPenalty, token_count
+from lossbench.tasks.overlong import OverlongPenalty
 
 
 def test_every_task_splits_its_prompts_and_repeats_them():
@@ -67,9 +67,7 @@ def test_countdown_wants_every_number_once():
 
 
 def test_overlong_penalty():
-    turns = token_count([[0, 1, 2], [3, 4, 5, 6]])
-    assert turns == 7
-    assert OverlongPenalty(8, 2)(turns) == -0.5  # ((8 - 2) - 7) / 2
+    assert OverlongPenalty(8, 2)(7) == -0.5  # ((8 - 2) - 7) / 2
     penalty = OverlongPenalty(100, 20)
     assert [penalty(n) for n in (1, 80, 90, 100, 101)] == [0.0, 0.0, -0.5, -1.0, -1.0]
     assert [OverlongPenalty(100, 0)(n) for n in (100, 101)] == [0.0, -1.0]
@@ -366,3 +364,11 @@ def test_the_command_lists_tasks_and_shows_how_one_judges(tmp_path):
 def test_a_parameter_out_of_range_names_the_range(name, params, words):
     with pytest.raises(UsageError, match=re.escape(f"task '{name}': {words}")):
         make_task(name, params)
+
+
+def test_a_number_too_long_to_compare_is_refused_as_what_it_is(tmp_path):
+    file = tmp_path / "data.jsonl"
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "7" * 5000}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UsageError, match=r"line 2: .* holds a number of 5,000 digits, valid: at most 400"):
+        make_task("dataset", {"path": str(file)})
