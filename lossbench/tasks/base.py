@@ -83,5 +83,5 @@ class WrappedTask:
         return self._task.reward(correct, terminated, length_tokens)
 
     def __getattr__(self, name: str) -> Any:
-        """What the wrapper lacks comes from the wrapped task."""
+        """Attributes that the wrapper lacks, from the wrapped task."""
         return getattr(self._task, name)
