@@ -82,6 +82,7 @@ def test_a_mistake_is_one_line(code: Path, arguments: list[str], message: str) -
         CliRunner().invoke(app, ["identify", *(a.format(code=code) for a in arguments)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_a_log_names_the_mode_that_trained_it():
     lines = run("results/reference/boundaries").splitlines()
     assert sum("grpo@seq-mean-token-sum-norm/none with H = 128" in line for line in lines) == 8

@@ -111,6 +111,7 @@ def test_what_keeps_a_log_from_telling_is_said(changes, why, tmp_path):
     assert found.modes == () and found.sentence.startswith("can't tell, because") and why in found.sentence
 
 
+@pytest.mark.slow
 def test_the_committed_study_is_named_run_by_run():
     sweep = load("results/reference/dr_grpo")
     spec = json.loads((sweep.path / "sweep.json").read_text())["runs"]

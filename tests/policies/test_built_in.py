@@ -52,6 +52,7 @@ def _build(cache, steps_made):
     ensure_policy(QUICK, on_step=lambda done, total: steps_made.put(done))
 
 
+@pytest.mark.slow
 def test_two_processes_that_ask_at_once_build_once(cache):
     context = multiprocessing.get_context("spawn")
     steps_made = context.Queue()
@@ -65,6 +66,7 @@ def test_two_processes_that_ask_at_once_build_once(cache):
     assert [path.name for path in (cache / "policies").iterdir() if path.is_dir()] == [f"tiny-{policy_key(QUICK)}"]
 
 
+@pytest.mark.slow
 def test_policies_built_side_by_side_have_the_weights_of_policies_built_alone(cache, tmp_path, monkeypatch):
     policies = [replace(QUICK, policy_seed=seed) for seed in (0, 1, 0)]
     told = []
